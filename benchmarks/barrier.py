@@ -32,7 +32,7 @@ WARM_STEPS = 3
 
 
 class Host:
-    """A HostActor's part of the barrier: reports what it holds, at once when it is advised, as core/host.py does."""
+    """A HostActor's part of the barrier: reports what it holds, at once when it is advised, as core/host/machine.py does."""
 
     def __init__(self, run_hash: str, host: str):
         from raystate.actors.naming import coordinator_name, find_actor
@@ -60,7 +60,7 @@ class Host:
         """There is nothing to close."""
 
     def _report(self) -> None:
-        from raystate.core.messages import HostId, HostReported, HostSummary
+        from raystate.core.formats.messages import HostId, HostReported, HostSummary
 
         self._seq += 1
         advice = self._advice
@@ -82,7 +82,7 @@ class Host:
 
     def invalidate(self, order: Any) -> None:
         """It holds nothing that could go."""
-        from raystate.core.messages import Invalidated
+        from raystate.core.formats.messages import Invalidated
 
         self._coordinator.tell.remote(Invalidated(host=order.host, step=order.step, attempt=order.attempt, seq=order.seq))
 
@@ -112,7 +112,7 @@ class Run:
         from raystate.actors.coordinator import ensure_coordinator
         from raystate.actors.entering import this_owner
         from raystate.actors.naming import NAMESPACE, host_name
-        from raystate.core.messages import Ask, HostId, Joined, RestoreAsked, RestoreTried
+        from raystate.core.formats.messages import Ask, HostId, Joined, RestoreAsked, RestoreTried
         from raystate.storage import run_hash
 
         self._count, self._ids = count, [HostId(secrets.token_hex(28)) for _ in range(count)]
@@ -160,7 +160,7 @@ class Run:
     ) -> list[float]:
         import ray
 
-        from raystate.core.messages import Staged, TrainerSeen
+        from raystate.core.formats.messages import Staged, TrainerSeen
 
         of = self._lineage if lineage is None else lineage
         calls: list[Any] = []

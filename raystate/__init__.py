@@ -11,7 +11,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from raystate.core.errors import (
+from raystate.core.formats.errors import (
     BarrierTimeoutError,
     CapacityError,
     ConfigError,

@@ -20,9 +20,9 @@ from pydantic import Field
 from raystate.arena.files import check_arena_dir
 from raystate.arena.memory import parse_memory
 from raystate.config_errors import by_name, config_error, contradiction, one_of_all, plain, refuse_unknown
-from raystate.core.errors import ConfigError
-from raystate.core.messages import Settings
-from raystate.core.tree import CHUNK_BYTES, WriteOptions
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.messages import Settings
+from raystate.core.formats.tree import CHUNK_BYTES, WriteOptions
 from raystate.orbax.save_policies import save_rules
 from raystate.rehearsing import redirected
 from raystate.storage.url import canonical_url, refuse_passing

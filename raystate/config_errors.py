@@ -9,7 +9,7 @@ from typing import Any
 
 import pydantic
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.other_names import FIELDS
 
 

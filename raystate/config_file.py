@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import yaml
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 
 SECTION = "state"  # of a YAML file that also holds the job's own settings
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from raystate.core.errors import ConfigError, ItemTopologyError, RaystateError, ReferenceMismatchError
+from raystate.core.formats.errors import ConfigError, ItemTopologyError, RaystateError, ReferenceMismatchError
 
 logger = logging.getLogger("raystate")
 

@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from raystate.core.errors import ConfigError
-from raystate.core.texts import counted
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.texts import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

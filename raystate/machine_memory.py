@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 
 # Of a file that is read whole: metadata, packages, log entries. A writer of such a file must not be
 # able to fill a reader's memory.

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 TESTED = ("2.60",)  # release series; tests/cluster/test_train_internals.py holds what we rely on against the installed one
 

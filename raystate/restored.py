@@ -39,8 +39,8 @@ from raystate.arrays import (
 )
 from raystate.arrays.checks import shown
 from raystate.config_errors import check_flag
-from raystate.core.errors import ConfigError, ReferenceMismatchError, callers_code
-from raystate.core.tree import TreeSpec
+from raystate.core.formats.errors import ConfigError, ReferenceMismatchError, callers_code
+from raystate.core.formats.tree import TreeSpec
 from raystate.machine_memory import node_memory
 from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader

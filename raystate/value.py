@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - numpy knows its dtypes by name then
 import numpy as np
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 
 
 class Value:

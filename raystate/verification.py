@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.messages import LogEntry
-from raystate.core.texts import counted
-from raystate.core.tree import DataObject, Package, TreeSpec
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.messages import LogEntry
+from raystate.core.formats.texts import counted
+from raystate.core.formats.tree import DataObject, Package, TreeSpec
 from raystate.inspection.boxes import boxes_of, total_bytes
 from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.storage import LogReader, ObjectInfo, ObjectMissingError, Storage, find_package, marked_save, visible_steps

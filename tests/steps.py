@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.retention import Keep
+from raystate.core.coordinator.retention import Keep
 
 
 def keep_newest(count: int | None) -> Keep:

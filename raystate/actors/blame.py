@@ -9,7 +9,7 @@ from typing import Any
 
 from ray import cloudpickle
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.runtime.ends import End, is_collateral, one_line
 
 MOST_ERROR_BYTES = 1 << 20  # of a pickled exception: a larger one is told by its text

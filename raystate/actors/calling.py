@@ -11,8 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from raystate.core.errors import RaystateError
-from raystate.core.messages import HostId
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.messages import HostId
 from raystate.runtime.link import HostCall, Unreachable
 
 AT_ONCE = 8  # calls under way

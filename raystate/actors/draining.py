@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from raystate.core.messages import HostId, HostLeaving
+from raystate.core.formats.messages import HostId, HostLeaving
 from raystate.ray_version import ray_internals
 
 with ray_internals():

@@ -21,8 +21,8 @@ from raystate.actors.places import refused
 from raystate.actors.release import QUICK_S, release_by_hash
 from raystate.actors.reporting import answers_within_s
 from raystate.config import StateConfig
-from raystate.core.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
-from raystate.core.messages import Failure, HostId
+from raystate.core.formats.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
+from raystate.core.formats.messages import Failure, HostId
 from raystate.runtime.one_storage import sees
 from raystate.runtime.tenancy import Owner, told_differences
 from raystate.storage import run_hash as hash_of

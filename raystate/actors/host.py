@@ -21,8 +21,8 @@ from raystate.actors.calling import answer_of
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
 from raystate.actors.restarted import begin
 from raystate.actors.shown import log_to_stderr, show_to
-from raystate.core.errors import RaystateError
-from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, HostLeaving, Invalidate, Write
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, HostId, HostLeaving, Invalidate, Write
 from raystate.runtime.link import Unreachable
 from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind

@@ -19,7 +19,7 @@ from raystate.actors.host import create_host
 from raystate.actors.kept import Kept
 from raystate.actors.naming import find_actor, find_hosts, host_name
 from raystate.config import StateConfig
-from raystate.core.messages import Advice, Copy, EndTrainers, HostId, Invalidate, Write
+from raystate.core.formats.messages import Advice, Copy, EndTrainers, HostId, Invalidate, Write
 from raystate.runtime.link import Unreachable
 
 CLOSE_HOST_TIMEOUT_S = 20.0

@@ -12,7 +12,7 @@ from typing import Any
 from ray import cloudpickle
 
 from raystate.config import StateConfig
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.ray_version import ray_internals
 
 with ray_internals():

@@ -19,8 +19,8 @@ from raystate.actors.coordinator import ensure_coordinator
 from raystate.actors.entering import enter, this_owner
 from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError
-from raystate.core.messages import HostId, Joined, Progress, Reply, TrainerExited
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.messages import HostId, Joined, Progress, Reply, TrainerExited
 from raystate.runtime.doorbell import Bell, Hello
 from raystate.runtime.link import Gone, HostCall, Unreachable
 

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.util import list_named_actors
 
-from raystate.core.messages import HostId
+from raystate.core.formats.messages import HostId
 
 NAMESPACE = "raystate"
 PROTOCOL = 15  # of the messages between trainers, HostActors and Coordinator

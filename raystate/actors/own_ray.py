@@ -14,7 +14,7 @@ from pathlib import Path
 import ray
 
 from raystate.actors.whose_ray import strangers_ray
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 from raystate.ray_version import ray_internals
 
 with ray_internals():

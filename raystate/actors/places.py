@@ -9,7 +9,7 @@ from ray.exceptions import RayError
 
 from raystate.actors.naming import find_actor, host_name
 from raystate.config import StateConfig
-from raystate.core.messages import Failure, HostId, Joined
+from raystate.core.formats.messages import Failure, HostId, Joined
 from raystate.runtime.one_storage import Claim, not_one_storage
 
 

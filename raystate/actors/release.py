@@ -15,8 +15,8 @@ from raystate.actors.hosts import CLOSE_HOST_TIMEOUT_S
 from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.actors.reporting import answers_within_s, run_reports
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError, RunInUseError, StorageError, although_promised, error_from_name
-from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
+from raystate.core.formats.errors import RaystateError, RunInUseError, StorageError, although_promised, error_from_name
+from raystate.core.formats.messages import Ask, Failure, LeaveReply, ReleaseAsked
 from raystate.storage import open_storage, run_hash, visible_steps
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.naming import find_actor, find_coordinators
 from raystate.config import StateConfig
-from raystate.core.status import RunStatus
+from raystate.core.coordinator.status import RunStatus
 from raystate.runtime.link import REPLY_MARGIN_S
 from raystate.runtime.progress import Going
 from raystate.runtime.tenancy import Owner

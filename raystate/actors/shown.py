@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 
-from raystate.core.texts import printable
+from raystate.core.formats.texts import printable
 
 MARK = ":job_id:"  # `ray._private.ray_constants.LOG_PREFIX_JOB_ID`; tests/cluster/test_train_internals.py holds it against Ray's
 _JOB = re.compile(r"[0-9a-f]{1,64}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from raystate.arena.files import PREFIX, SET_META, read_json
 from raystate.arena.locks import FileLock
 from raystate.arena.memory import format_bytes
-from raystate.core.errors import CapacityError, RaystateError
+from raystate.core.formats.errors import CapacityError, RaystateError
 from raystate.machine_memory import NodeMemory, node_memory
 
 ROOT_LOCK_TIMEOUT_S = 30.0  # sizes are added up and promised under it, which takes milliseconds

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from raystate.core.errors import ConfigError, RaystateError
+from raystate.core.formats.errors import ConfigError, RaystateError
 
 FORMAT = 6  # of everything in an arena; another number is never adopted
 PREFIX = "raystate-"

@@ -38,8 +38,8 @@ from raystate.arena.slot import slot_file_bytes
 from raystate.arena.slot_set import SetInfo, SlotSet, release_all, seize, trainer_lock
 from raystate.arena.vanished import missing_file
 from raystate.arena.word import CELL_BYTES, WordCell
-from raystate.core.errors import ConfigError, RaystateError
-from raystate.core.words import MAX_SLOTS
+from raystate.core.formats.errors import ConfigError, RaystateError
+from raystate.core.formats.words import MAX_SLOTS
 
 TrainerState = Literal["expected", "attached", "gone"]
 

@@ -16,8 +16,8 @@ from raystate.arena.files import LAYOUTS, create_file, read_bytes, remove_entry,
 from raystate.arena.locks import FileLock
 from raystate.arena.slot import Slot
 from raystate.arena.slot_set import SlotSet, release_all, seize
-from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError
-from raystate.core.tree import SlotTable
+from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
+from raystate.core.formats.tree import SlotTable
 
 MARK_PREFIX = "layout."  # in a set: its trainer has put that layout
 PUT_TIMEOUT_S = 5.0  # pruning takes milliseconds

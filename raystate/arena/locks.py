@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 
 from raystate.arena.files import open_regular
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 # A forked child shares its parent's open files and so would keep the parent's locks alive after the parent's death.
 _held: weakref.WeakSet[FileLock] = weakref.WeakSet()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.machine_memory import node_memory
 
 _UNITS = {"": 1, "b": 1}

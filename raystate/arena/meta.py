@@ -11,7 +11,7 @@ from pathlib import Path
 from raystate.arena.files import FORMAT, HOST_LOCK, META, make_private_dir, read_bytes, read_json
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import ProcessMark
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 _VANISHES_S = 5.0  # how long an arena's directory may vanish each time that it is made
 

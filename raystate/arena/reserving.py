@@ -13,7 +13,7 @@ from raystate.arena.capacity import Need, check_capacity, lock_root, reservation
 from raystate.arena.files import SET_PREFIX, SLOT_PREFIX, remove_tree
 from raystate.arena.slot import create_slot_file
 from raystate.arena.slot_set import SetInfo, SlotSet, create_set, fill_slots
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 
 class Reserving:

@@ -22,8 +22,8 @@ import numpy as np
 
 from raystate.arena.files import FORMAT, PAGE_BYTES, create_file, open_regular, page_ceil
 from raystate.checksum import Bytes, crc32c
-from raystate.core.errors import CapacityError, RaystateError
-from raystate.core.names import SnapshotId
+from raystate.core.formats.errors import CapacityError, RaystateError
+from raystate.core.formats.names import SnapshotId
 
 Role = Literal["host", "trainer", "reader"]
 

@@ -34,7 +34,7 @@ from raystate.arena.locks import FileLock
 from raystate.arena.processes import ProcessMark
 from raystate.arena.slot import Role, Slot, fill_slot_file
 from raystate.arena.word import WordCell
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 from raystate.in_threads import map_in_threads
 
 

@@ -20,7 +20,7 @@ from raystate.arena.locks import FileLock
 from raystate.arena.meta import ArenaMeta
 from raystate.arena.processes import boot_id, is_gone
 from raystate.arena.slot_set import release_all, seize
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 
 def sweep(

@@ -14,7 +14,7 @@ from raystate.arena.processes import mark_process
 from raystate.arena.slot import Slot
 from raystate.arena.slot_set import SetInfo, SlotSet, attach_note, read_note, trainer_lock
 from raystate.arena.word import WordCell
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 MARKED_LAYOUTS = 8  # so many of a trainer are kept although no slot names them: it may be about to
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import google_crc32c
 
 from raystate.arena.files import create_file, open_regular
-from raystate.core.errors import RaystateError
-from raystate.core.words import MAX_WORD_BYTES
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.words import MAX_WORD_BYTES
 
 BUFFER_BYTES = 32 * 1024
 CELL_BYTES = 2 * BUFFER_BYTES

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raystate.arrays.checks import check_step, of_a_class, shown
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 
 
 def check_asked(reference: Any = None, *, step: Any = None, items: Any = None, call: str = "restore") -> int | None:

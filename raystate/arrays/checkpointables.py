@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from raystate.core.errors import ConfigError, callers_code
-from raystate.core.own_files import INSTEAD, MOST_BYTES, MOST_FILES, too_much, why_no_name
+from raystate.core.formats.errors import ConfigError, callers_code
+from raystate.core.formats.own_files import INSTEAD, MOST_BYTES, MOST_FILES, too_much, why_no_name
 
 WAIT_S = 600.0  # for the object's own `save` or `load`
 _FOLDERS = "raystate-item-"

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from raystate.core.errors import ConfigError
-from raystate.core.texts import printable
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.texts import printable
 
 MOST_LEVELS = 100  # of nested containers: what writes and copies JSON calls itself for each
 _LARGEST_STEP = 2**63 - 1

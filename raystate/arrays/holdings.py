@@ -10,10 +10,10 @@ import numpy as np
 
 from raystate.arrays.restore import ReadRequest
 from raystate.checksum import Bytes
-from raystate.core.boxes import Box
-from raystate.core.errors import RaystateError
-from raystate.core.names import HostId
-from raystate.core.tree import Layout
+from raystate.core.formats.boxes import Box
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.names import HostId
+from raystate.core.formats.tree import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

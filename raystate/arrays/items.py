@@ -18,7 +18,7 @@ from raystate.arrays.checkpointables import is_checkpointable, saved_files
 from raystate.arrays.checks import check_text, of_a_class, plain_json, shown
 from raystate.arrays.leaves import is_abstract
 from raystate.arrays.names import MOST_ITEM_CHARACTERS
-from raystate.core.errors import ConfigError, ItemTopologyError, ReferenceMismatchError, callers_code
+from raystate.core.formats.errors import ConfigError, ItemTopologyError, ReferenceMismatchError, callers_code
 
 logger = logging.getLogger("raystate")
 

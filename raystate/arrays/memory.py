@@ -12,11 +12,11 @@ from raystate.arrays.paths import shown
 from raystate.arrays.restore import ReadRequest
 from raystate.arrays.threads import in_threads
 from raystate.checksum import crc32c
-from raystate.core.boxes import Box, intersection, slices
-from raystate.core.errors import CorruptCheckpointError, ItemTopologyError, RaystateError, StepNotFoundError
-from raystate.core.names import HostId
-from raystate.core.sharing import HERE, HeldPiece, Missing, Take, WantedBox, share_out
-from raystate.core.tree import ArraySpec, LeafSpec, Piece, TreeSpec
+from raystate.core.formats.boxes import Box, intersection, slices
+from raystate.core.formats.errors import CorruptCheckpointError, ItemTopologyError, RaystateError, StepNotFoundError
+from raystate.core.formats.names import HostId
+from raystate.core.formats.tree import ArraySpec, LeafSpec, Piece, TreeSpec
+from raystate.core.trainer.sharing import HERE, HeldPiece, Missing, Take, WantedBox, share_out
 
 Values = tuple[tuple[int | float | bool | str | None, ...], ...]  # SlotTable.values
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from raystate.arrays.paths import Path, shown
-from raystate.core.errors import ReferenceMismatchError
+from raystate.core.formats.errors import ReferenceMismatchError
 
 _SHOWN_LINES = 20
 _SHOWN_NAMES = 10

@@ -14,9 +14,9 @@ import jax
 
 from raystate.arrays.checks import MOST_LEVELS, lone_surrogate
 from raystate.arrays.paths import Path, cannot_flatten, shown
-from raystate.core.errors import ConfigError
-from raystate.core.texts import printable
-from raystate.core.tree import LeafSpec
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.texts import printable
+from raystate.core.formats.tree import LeafSpec
 
 MOST_NAME_BYTES = 60_000  # OCDBT's keys have at most 65,535, and the chunk's indices follow the name
 MOST_ITEM_CHARACTERS = 200  # a folder's name has at most 255, and Orbax adds to it while it writes

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from raystate.core.errors import ConfigError
-from raystate.core.tree import PathKey
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.tree import PathKey
 
 Path = tuple[PathKey, ...]
 

@@ -14,10 +14,10 @@ from raystate.arrays.meshes import Saved, SavedShardings
 from raystate.arrays.paths import shown
 from raystate.arrays.reference import Device, Numpy, Plain, Want
 from raystate.arrays.shards import places_of
-from raystate.core.boxes import Box
-from raystate.core.errors import CapacityError, ReferenceMismatchError
-from raystate.core.texts import counted
-from raystate.core.tree import LeafSpec, TreeSpec
+from raystate.core.formats.boxes import Box
+from raystate.core.formats.errors import CapacityError, ReferenceMismatchError
+from raystate.core.formats.texts import counted
+from raystate.core.formats.tree import LeafSpec, TreeSpec
 
 FREE_SHARE = 0.9  # of free memory; the program needs some, too
 WHOLE_BYTES = 64 << 20  # of numpy arrays that each of several processes may get in full

@@ -29,9 +29,9 @@ from raystate.arrays.paths import Path, cannot_flatten, path_key
 from raystate.arrays.stored import EMPTY, Stored
 from raystate.arrays.transforms import KeepReference, Made, Rules, Unknown
 from raystate.arrays.uncollected import uncollected
-from raystate.core.errors import ConfigError
-from raystate.core.texts import counted
-from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.texts import counted
+from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 ShapeRule = Literal["match", "checkpoint"]
 

@@ -37,9 +37,9 @@ from raystate.arrays.reference import (
 from raystate.arrays.shards import places_of
 from raystate.arrays.transforms import Rules
 from raystate.arrays.uncollected import uncollected
-from raystate.core.boxes import Box
-from raystate.core.errors import callers_code
-from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
+from raystate.core.formats.boxes import Box
+from raystate.core.formats.errors import callers_code
+from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 BATCH_BYTES = 1 << 30  # read so much, place it on the devices, go on: host memory stays bounded
 

@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from raystate.aligned import SMALL_BYTES
-from raystate.core.boxes import Box, Index
-from raystate.core.tree import CHUNK_BYTES
+from raystate.core.formats.boxes import Box, Index
+from raystate.core.formats.tree import CHUNK_BYTES
 
 LEAST_PART_BYTES = 256 << 10  # of parts on average: each takes a line in the layout
 MOST_PARTS = 64  # that an axis is cut into at once: the length of a shard may have large prime factors only

@@ -23,9 +23,9 @@ from raystate import checksum
 from raystate.arrays.spare import Buffers, Spare, enqueue
 from raystate.arrays.threads import in_threads
 from raystate.arrays.tree import Described, Plan
-from raystate.core.boxes import Box, cut, slices
-from raystate.core.errors import CapacityError
-from raystate.core.tree import Piece
+from raystate.core.formats.boxes import Box, cut, slices
+from raystate.core.formats.errors import CapacityError
+from raystate.core.formats.tree import Piece
 
 _ROOM_BYTES = 512 << 10
 

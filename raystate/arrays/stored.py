@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from raystate.arrays.paths import flatten, names
-from raystate.core.tree import LeafSpec, TreeSpec
+from raystate.core.formats.tree import LeafSpec, TreeSpec
 
 EMPTY = frozenset({"none", "dict", "list"})  # kinds of empty nodes
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from raystate.arrays.paths import Path
 from raystate.arrays.stored import Stored
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 
 Transforms = Callable[[Any], object] | Mapping[str, Any]
 

@@ -18,9 +18,9 @@ from raystate.arrays.names import argument_of, check_names, flatten_trees, mista
 from raystate.arrays.paths import TreeNode, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json, straight_boxes
 from raystate.arrays.uncollected import uncollected
-from raystate.core.boxes import Box
-from raystate.core.errors import ConfigError
-from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec, WriteOptions
+from raystate.core.formats.boxes import Box
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec, WriteOptions
 
 Scalar = int | float | bool | str
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
@@ -110,7 +110,7 @@ def describe(
         trees: item name -> pytree. Leaves: jax.Array, np.ndarray, numpy scalars (kept as 0-d arrays), bool, int, float, str;
             None and empty containers are kept as such. Of a subclass of int, float or str, such as an enum's, the plain value is kept.
         process_index, process_count: of this trainer; None asks jax. In a run of several, arrays that only this process can see are
-            copies of a value that all must have equal (`core.local_values`).
+            copies of a value that all must have equal (`core.formats.local_values`).
         previous: the plan of the last answer. If structure, shapes, dtypes and shardings still fit, only the leaves are swapped
             (150 leaves: well under 1 ms), and the answer's plan is this very object.
         options: how the arrays are to be laid out in storage; those of `previous`.

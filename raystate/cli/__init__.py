@@ -10,8 +10,8 @@ import typer
 
 from raystate import __version__
 from raystate.cli import diff, export, gc, import_, inspect, ls, rehearse, report, rm, status, story, verify
-from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
-from raystate.core.texts import printable
+from raystate.core.formats.errors import ConfigError, RaystateError, StepNotFoundError
+from raystate.core.formats.texts import printable
 
 app = typer.Typer(
     help="""Look after runs that raystate keeps, and into any checkpoint that Orbax reads.

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 
 MOST_ROWS = 20  # of a table, unless all are asked for
 

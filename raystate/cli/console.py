@@ -13,9 +13,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from raystate.arena import format_bytes
-from raystate.core.errors import ConfigError
-from raystate.core.texts import counted as count  # noqa: F401 - the commands have it from here
-from raystate.core.texts import printable
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.texts import counted as count  # noqa: F401 - the commands have it from here
+from raystate.core.formats.texts import printable
 
 StorageArgument = Annotated[
     str, typer.Argument(metavar="STORAGE", help="a directory, file://…, gs://bucket/prefix or s3://bucket/prefix")

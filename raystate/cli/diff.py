@@ -18,7 +18,7 @@ from raystate.cli.console import (
     step_or_latest,
 )
 from raystate.cli.diff_tables import DiffSort, show_comparison, sorted_differences
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.inspection.differences import ArrayDifference, compare
 from raystate.inspection.places import Checkpoints
 

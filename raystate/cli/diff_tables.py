@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from raystate.cli.choosing import MOST_ROWS
 from raystate.cli.console import count, figure, out
-from raystate.core.tree import ArraySpec
+from raystate.core.formats.tree import ArraySpec
 from raystate.inspection.differences import ArrayDifference, Comparison, ValueDifference
 
 _TEXT = 30  # characters of a value

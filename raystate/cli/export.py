@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size
 from raystate.cli.transfers import TransferBar, parse_size
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 
 _EXAMPLES = """\
 Examples:

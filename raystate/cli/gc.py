@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from raystate.cli.bars import byte_progress, count_progress
 from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size
-from raystate.core.errors import StepNotFoundError
+from raystate.core.formats.errors import StepNotFoundError
 from raystate.storage import assume_dead, find_garbage, is_missing, open_storage, remove_garbage, why_empty
 from raystate.storage.names import STATE
 

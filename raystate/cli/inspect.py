@@ -40,7 +40,7 @@ from raystate.cli.console import (
     when,
 )
 from raystate.cli.one_array import show_array, the_array
-from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.inspection.metadata import ArrayMetadata, StepMetadata, StoredArray, bytes_of_items, look
 from raystate.inspection.places import Checkpoints
 

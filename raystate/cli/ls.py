@@ -14,7 +14,7 @@ from rich.markup import escape
 from raystate.cli.bars import count_progress
 from raystate.cli.choosing import AllOption
 from raystate.cli.console import JsonOption, StorageArgument, count, figure, out, print_json, size, when
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.inspection.listing import StepSummary, beside, given_up, summarize
 from raystate.inspection.places import Checkpoints
 from raystate.orbax.said import is_comparable

@@ -14,7 +14,7 @@ from rich.markup import escape
 from raystate.cli.array_words import array_document, kind_text, shape_text, sharding_text
 from raystate.cli.choosing import did_you_mean
 from raystate.cli.console import count, out, print_json, size
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.inspection.metadata import ArrayMetadata, StepMetadata
 
 _CORNER = 8  # elements of each dimension that are shown of a large array

@@ -13,7 +13,7 @@ from raystate.cli.bars import count_progress
 from raystate.cli.console import StorageArgument, count, out
 from raystate.cli.report_facts import gather
 from raystate.cli.report_page import render
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.storage import owner_of
 
 _PAGE = b"<!doctype html>"  # begins what `render` gives

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from raystate.core.errors import StepNotFoundError
+from raystate.core.formats.errors import StepNotFoundError
 from raystate.inspection.history import PastStep, RunHistory, read_history
 from raystate.inspection.listing import StepSummary, beside, given_up, summarize
 from raystate.inspection.places import Checkpoints

@@ -16,7 +16,7 @@ import jinja2
 from raystate import __version__
 from raystate.cli.console import figure, size
 from raystate.cli.report_facts import ReportContent, ReportedSave
-from raystate.core.texts import printable
+from raystate.core.formats.texts import printable
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 940, 300, 70, 34, 14, 26
 _SMALL = (460, 180)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from raystate.cli.bars import wait_progress
 from raystate.cli.console import StorageArgument, count, out
 from raystate.cli.status import join_ray
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.storage import open_storage
 from raystate.transfer.removing import name_of_run, remove_run, remove_step, steps_of_run
 

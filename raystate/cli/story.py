@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from raystate.cli.console import JsonOption, StorageArgument, out, print_json, when
-from raystate.core.errors import ConfigError, StepNotFoundError
+from raystate.core.formats.errors import ConfigError, StepNotFoundError
 from raystate.runtime.record import AttemptRecord, read_record, run_folders
 from raystate.runtime.story import Decision, Moment, Story, known_steps, tell
 from raystate.storage import canonical_url

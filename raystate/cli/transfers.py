@@ -7,7 +7,7 @@ import re
 from rich.progress import TaskID
 
 from raystate.cli.bars import byte_progress
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 

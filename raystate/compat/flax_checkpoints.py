@@ -33,8 +33,8 @@ from raystate.compat.flax_reading import read, read_transformed
 from raystate.compat.flax_several import Meeting
 from raystate.compat.flax_turns import directory_turn
 from raystate.compat.flax_writing import prepare
-from raystate.core.errors import ConfigError
-from raystate.core.names import told_newest
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.names import told_newest
 from raystate.legacy import natural_sort, safe_normpath
 from raystate.legacy.reader import STRUCTURE
 from raystate.storage import StorageUrl, open_storage, owner_of, put_back

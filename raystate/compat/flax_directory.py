@@ -7,7 +7,7 @@ import functools
 import os
 
 from raystate.compat.flax_errors import OutdatedCheckpointError
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.legacy import GDA, is_temporary, last_number, natural_sort, safe_normpath
 from raystate.storage import ObjectInfo, ObjectMissingError, Storage, StorageUrl, open_storage
 from raystate.storage.names import MARKER

@@ -6,7 +6,7 @@ from typing import Any
 
 from flax import errors
 
-from raystate.core.errors import ConfigError, RaystateError, ReferenceMismatchError, StepNotFoundError
+from raystate.core.formats.errors import ConfigError, RaystateError, ReferenceMismatchError, StepNotFoundError
 
 
 class OutdatedCheckpointError(RaystateError, errors.InvalidCheckpointError, ValueError):

@@ -15,9 +15,9 @@ from flax.training import orbax_utils
 from raystate.arrays import restore_tree
 from raystate.arrays.paths import Path, names, path_key, shown
 from raystate.compat.flax_errors import TargetMismatchError
-from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
-from raystate.core.own_files import MARKER
-from raystate.core.tree import LeafSpec
+from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
+from raystate.core.formats.own_files import MARKER
+from raystate.core.formats.tree import LeafSpec
 from raystate.inspection import Checkpoints
 from raystate.legacy import LegacyReader
 from raystate.orbax.step_reader import StepReader

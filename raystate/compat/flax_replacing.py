@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.attempts import tell_also
 from raystate.storage.names import METADATA, marker_last

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 
 from raystate.compat.flax_errors import TargetError
-from raystate.core.desk import ranks_text
-from raystate.core.errors import BarrierTimeoutError, ConfigError, RaystateError, StorageError
-from raystate.core.local_values import disagreement
+from raystate.core.coordinator.desk import ranks_text
+from raystate.core.formats.errors import BarrierTimeoutError, ConfigError, RaystateError, StorageError
+from raystate.core.formats.local_values import disagreement
 
 MEET_S = 300.0  # from a process's call of save until all have called it
 WRITE_S = 3600.0  # until all have written their share: many gigabytes on a slow storage
@@ -28,7 +28,7 @@ _LOOK_S = 0.5  # a process that waits in JAX's service hears no signal
 
 Share = tuple[
     str, dict[str, int]
-]  # the writer that what a process wrote belongs to, or ""; see `core.local_values.local_checksums`
+]  # the writer that what a process wrote belongs to, or ""; see `core.formats.local_values.local_checksums`
 
 
 class Meeting:

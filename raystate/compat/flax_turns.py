@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.reader.turns import Handed, Turn
 
 logger = logging.getLogger("raystate")

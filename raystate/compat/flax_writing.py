@@ -17,9 +17,9 @@ from raystate.checksum import crc32c
 from raystate.compat.flax_errors import TargetError
 from raystate.compat.flax_replacing import replace_with_object, replace_with_tree
 from raystate.compat.flax_several import Meeting, Share
-from raystate.core.errors import ConfigError, StorageError
-from raystate.core.local_values import local_checksums
-from raystate.core.tree import ArraySpec, SlotTable
+from raystate.core.formats.errors import ConfigError, StorageError
+from raystate.core.formats.local_values import local_checksums
+from raystate.core.formats.tree import ArraySpec, SlotTable
 from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
 from raystate.storage import Storage, posix, replace_tree

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
 import numpy as np
 
-from raystate.core.tree import ArraySpec, TreeSpec
+from raystate.core.formats.tree import ArraySpec, TreeSpec
 
 BOX_BYTES = 64 << 20
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.tree import ArraySpec, LeafSpec
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.tree import ArraySpec, LeafSpec
 from raystate.inspection.boxes import boxes_of, nbytes_of
 from raystate.inspection.metadata import orbax_item, shown_items
 from raystate.orbax.step_reader import StepReader

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raystate.core.entries import WrittenEntry
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.formats.entries import WrittenEntry
+from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.storage import LogReader, ObjectMissingError, Storage
 from raystate.storage.names import LOG, log_name, number_of
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from raystate.core.entries import lost_saves
-from raystate.core.errors import CorruptCheckpointError, RaystateError
-from raystate.core.names import SnapshotId
-from raystate.core.texts import of_step
+from raystate.core.formats.entries import lost_saves
+from raystate.core.formats.errors import CorruptCheckpointError, RaystateError
+from raystate.core.formats.names import SnapshotId
+from raystate.core.formats.texts import of_step
 from raystate.inspection.metadata import files_of, moment, shown_items
 from raystate.inspection.places import Checkpoints
 from raystate.orbax.step_reader import ItemKind, StepReader

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
 import numpy as np
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
-from raystate.core.tree import LeafSpec, PathKey, TreeSpec, nest
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.core.formats.tree import LeafSpec, PathKey, TreeSpec, nest
 from raystate.inspection.places import Checkpoints
 from raystate.inspection.run_metadata import read_run_metadata
 from raystate.orbax.said import parse_json

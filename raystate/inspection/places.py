@@ -10,10 +10,10 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import TypeVar
 
-from raystate.core.entries import LogEntry
-from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
-from raystate.core.log import published_steps
-from raystate.core.names import told_newest
+from raystate.core.formats.entries import LogEntry
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
+from raystate.core.formats.log import published_steps
+from raystate.core.formats.names import told_newest
 from raystate.legacy import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (

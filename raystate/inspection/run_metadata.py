@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.orbax.said import parse_object
 from raystate.storage import ObjectExistsError, Storage
 

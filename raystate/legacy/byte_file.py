@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.errors import CorruptCheckpointError, StorageError
+from raystate.core.formats.errors import CorruptCheckpointError, StorageError
 from raystate.orbax import kv
 from raystate.storage import Storage
 

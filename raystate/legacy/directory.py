@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.legacy.byte_file import ByteFile
 from raystate.legacy.msgpack_tree import begins_as_tree
 from raystate.legacy.names import GDA, is_temporary, number_after, split_name

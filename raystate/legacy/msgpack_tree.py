@@ -15,7 +15,7 @@ from typing import Any, Literal
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
 import numpy as np
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.legacy.byte_file import ByteFile
 
 MOST_LEVELS = 100

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.tree import ArraySpec, LeafSpec, PathKey, TreeSpec
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.tree import ArraySpec, LeafSpec, PathKey, TreeSpec
 from raystate.legacy.boxes import read_box
 from raystate.legacy.byte_file import ByteFile
 from raystate.legacy.msgpack_tree import FileArray, Node, read_structure

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 P = ParamSpec("P")
 R = TypeVar("R")

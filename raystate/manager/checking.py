@@ -18,8 +18,8 @@ import numpy as np
 
 from raystate.arena import format_bytes
 from raystate.arrays import Described, is_checkpointable, is_iterator, shown_path
-from raystate.core.errors import ConfigError, RaystateError, ReferenceMismatchError
-from raystate.core.texts import counted
+from raystate.core.formats.errors import ConfigError, RaystateError, ReferenceMismatchError
+from raystate.core.formats.texts import counted
 from raystate.manager.staging import SaveArguments
 from raystate.restored import ReadOptions, Restored, StepContent
 

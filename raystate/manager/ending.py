@@ -7,8 +7,15 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Mapping
 
-from raystate.core.errors import BarrierTimeoutError, RaystateError, StaleAttemptError, StorageError, although_promised, lost_steps
-from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
+from raystate.core.formats.errors import (
+    BarrierTimeoutError,
+    RaystateError,
+    StaleAttemptError,
+    StorageError,
+    although_promised,
+    lost_steps,
+)
+from raystate.core.formats.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.launch_context import leave_unseen
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session

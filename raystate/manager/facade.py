@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from raystate.arrays import Transforms, check_asked, check_custom, check_metrics, check_step, hold_metrics, pack_items, real_items
 from raystate.config import StateConfig, check_config
-from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError, lost_steps
-from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled
-from raystate.core.save_decision import SaveDecision
+from raystate.core.formats.errors import ConfigError, Interrupted, RaystateError, StorageError, lost_steps
+from raystate.core.formats.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled
+from raystate.core.trainer.save_decision import SaveDecision
 from raystate.launch_context import count_save, current, note
 from raystate.manager.calls import alone
 from raystate.manager.ending import Departure, is_clean_exit

@@ -12,10 +12,10 @@ from raystate.arena import SlotContent, SlotSet, finished_sets
 from raystate.arena.layouts import get_layout
 from raystate.arrays import BytesTaken, FarBox, Holding, MemorySource, PieceSource, ReadRequest, common_values
 from raystate.checksum import Bytes
-from raystate.core.errors import CorruptCheckpointError, RaystateError
-from raystate.core.messages import HostId, RestoreChoice
-from raystate.core.own_files import common_files
-from raystate.core.tree import Layout, SlotTable, TreeSpec
+from raystate.core.formats.errors import CorruptCheckpointError, RaystateError
+from raystate.core.formats.messages import HostId, RestoreChoice
+from raystate.core.formats.own_files import common_files
+from raystate.core.formats.tree import Layout, SlotTable, TreeSpec
 from raystate.manager.peers import FarPieces
 from raystate.manager.session import Session
 from raystate.orbax.step_reader import StepReader

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from raystate.config import StateConfig
-from raystate.core.messages import RestoreSettled
+from raystate.core.formats.messages import RestoreSettled
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 from raystate.manager.staging import SaveArguments

@@ -16,7 +16,7 @@ import numpy as np
 
 from raystate.config import StateConfig
 from raystate.config_errors import check_flag
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 from raystate.launch_context import LaunchContext, check_world, leave_unseen
 from raystate.runtime.link import Link
 from raystate.storage import run_hash

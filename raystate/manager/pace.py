@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from raystate.core.errors import BarrierTimeoutError
-from raystate.core.settings import most_wait_s
+from raystate.core.formats.errors import BarrierTimeoutError
+from raystate.core.formats.settings import most_wait_s
 from raystate.manager.session import Session
 from raystate.runtime.link import Link
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from raystate.arrays import FarBox
 from raystate.checksum import Bytes, crc32c
-from raystate.core.errors import CorruptCheckpointError, RaystateError, StepNotFoundError
-from raystate.core.messages import HostId, RestoreChoice
+from raystate.core.formats.errors import CorruptCheckpointError, RaystateError, StepNotFoundError
+from raystate.core.formats.messages import HostId, RestoreChoice
 from raystate.manager.session import Session
 from raystate.runtime.link import HostCall
 from raystate.runtime.parts import PieceBoxes, PieceHead

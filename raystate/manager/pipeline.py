@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from raystate.arrays import Described, PackedItems, Plan, Spare, describe
-from raystate.core.messages import RestoreSettled, SnapshotId
-from raystate.core.save_decision import SaveDecision
-from raystate.core.trainer import Trainer
+from raystate.core.formats.messages import RestoreSettled, SnapshotId
+from raystate.core.trainer.machine import Trainer
+from raystate.core.trainer.save_decision import SaveDecision
 from raystate.manager.checking import SaveCheck
 from raystate.manager.pace import AgreedStep, StoragePace, not_copied, wait_for
 from raystate.manager.room import Room, SlotNeed

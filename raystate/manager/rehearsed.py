@@ -22,7 +22,7 @@ import numpy as np
 from raystate.arrays import Described, PackedItems, pack_items, real_items, shown_path
 from raystate.arrays.paths import flatten
 from raystate.config import StateConfig
-from raystate.core.errors import Interrupted
+from raystate.core.formats.errors import Interrupted
 from raystate.manager.checking import AN_ADDRESS, SaveCheck
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.facade import StateManager

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from raystate import fault_points
 from raystate.arena import format_bytes
 from raystate.config_errors import check_flag
-from raystate.core.errors import (
+from raystate.core.formats.errors import (
     BarrierTimeoutError,
     ConfigError,
     CorruptCheckpointError,
@@ -28,7 +28,7 @@ from raystate.core.errors import (
     StepNotFoundError,
     StorageError,
 )
-from raystate.core.messages import Ask, Reply, RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
+from raystate.core.formats.messages import Ask, Reply, RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
 from raystate.inspection import open_step
 from raystate.manager.memory import MemorySnapshot, content_from_memory
 from raystate.manager.pipeline import Pipeline

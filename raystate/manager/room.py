@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 
 from raystate.arrays import Described
-from raystate.core.trainer import Trainer
+from raystate.core.trainer.machine import Trainer
 from raystate.manager.session import Session, Slots
 from raystate.manager.staging import SaveArguments, table_bytes_of
 

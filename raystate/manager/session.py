@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from raystate.arena import TrainerArena, arena_path, default_root
 from raystate.arena.files import META
 from raystate.config import StateConfig
-from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, StaleAttemptError, error_from_name
-from raystate.core.messages import (
+from raystate.core.formats.errors import BarrierTimeoutError, CapacityError, RaystateError, StaleAttemptError, error_from_name
+from raystate.core.formats.messages import (
     Ask,
     Failure,
     HostId,
@@ -26,7 +26,7 @@ from raystate.core.messages import (
     TrainerExited,
     TrainerWord,
 )
-from raystate.core.words import host_word_from_json, trainer_word_to_json
+from raystate.core.formats.words import host_word_from_json, trainer_word_to_json
 from raystate.runtime import stacks
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.link import REPLY_MARGIN_S, Gone, HostCall, Link, Ringer, Unreachable

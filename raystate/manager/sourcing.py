@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from raystate.arrays import path_key
-from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError, StorageError
-from raystate.core.names import told_newest
+from raystate.core.formats.errors import ConfigError, ReferenceMismatchError, StepNotFoundError, StorageError
+from raystate.core.formats.names import told_newest
 from raystate.reader import Reader
 from raystate.restored import ReadOptions, Restored
 

@@ -13,9 +13,9 @@ import numpy as np
 from raystate import fault_points
 from raystate.arena import Slot, SlotHeader
 from raystate.arrays import Described, HeldState, PackedItems, Spare, copy, flatten_trees, hold
-from raystate.core.local_values import digest, local_checksums
-from raystate.core.messages import SnapshotId
-from raystate.core.tree import SlotTable
+from raystate.core.formats.local_values import digest, local_checksums
+from raystate.core.formats.messages import SnapshotId
+from raystate.core.formats.tree import SlotTable
 from raystate.manager.session import Session
 from raystate.restored import STATE
 

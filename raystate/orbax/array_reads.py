@@ -11,8 +11,8 @@ import numpy as np
 import tensorstore as ts
 
 from raystate.aligned import SMALL_BYTES, aligned
-from raystate.core.errors import CapacityError, ConfigError
-from raystate.core.tree import ArraySpec, LeafSpec
+from raystate.core.formats.errors import CapacityError, ConfigError
+from raystate.core.formats.tree import ArraySpec, LeafSpec
 from raystate.machine_memory import node_memory
 from raystate.orbax import kv
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from raystate.core.tree import ArraySpec
+from raystate.core.formats.tree import ArraySpec
 from raystate.orbax import kv
 from raystate.orbax.step_metadata import MetadataNode
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from raystate.core.tree import ArraySpec, TreeSpec
+from raystate.core.formats.tree import ArraySpec, TreeSpec
 from raystate.orbax.writer import misfit
 
 Box = tuple[int, tuple[int, ...], tuple[int, ...]]  # leaf index, start, shape, in elements of the global array

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.orbax.step_metadata import STATEFUL_HANDLER
 
 ItemKind = Literal["arrays", "json", "iterator", "files", "other"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from raystate.core.errors import GCS_HINTS, CorruptCheckpointError, RaystateError, StorageError
+from raystate.core.formats.errors import GCS_HINTS, CorruptCheckpointError, RaystateError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES
 
 # Orbax's own settings for a checkpoint: values up to 1 KiB lie in the B-tree's nodes, one manifest file.

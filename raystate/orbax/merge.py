@@ -14,10 +14,10 @@ from typing import Any, cast
 import numpy as np
 import tensorstore as ts
 
-from raystate.core.desk import NAMED, ranks_text
-from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.core.own_files import MARKER
-from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
+from raystate.core.coordinator.desk import NAMED, ranks_text
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.own_files import MARKER
+from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.coverage import chunk_grid
 from raystate.orbax.step_metadata import CUSTOM_KEY, KEY_IMPL, STATEFUL_HANDLER

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import pydantic
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.formats.errors import CorruptCheckpointError
 
 MOST_LEVELS = 256  # of nested containers; Python itself gives up a few hundred levels later, wherever it stands then
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from raystate.core.save_decision import Due
+from raystate.core.trainer.save_decision import Due
 
 NAMES = (
     "FixedIntervalPolicy",

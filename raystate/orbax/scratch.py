@@ -24,8 +24,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from raystate.core.errors import ConfigError
-from raystate.core.tree import LeafSpec, TreeSpec
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.tree import LeafSpec, TreeSpec
 
 # Orbax says these when arrays are written by others, which is what we want. Each stands at one place in Orbax.
 _EXPECTED_WARNINGS = ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT checkpoints: No")

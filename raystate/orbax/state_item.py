@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
+from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
 
 METRICS = "metrics"  # Orbax v0's item of them; a tree of arrays may be called so, too
 STATE_ITEMS = ("state", "default")  # raystate's and Orbax v1's name, Orbax v0's

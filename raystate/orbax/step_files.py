@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from raystate.core.errors import CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
-from raystate.core.own_files import MARKER
-from raystate.core.tree import Package
+from raystate.core.formats.errors import CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
+from raystate.core.formats.own_files import MARKER
+from raystate.core.formats.tree import Package
 from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
 from raystate.orbax import kv
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.texts import counted
-from raystate.core.tree import PathKey
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.texts import counted
+from raystate.core.formats.tree import PathKey
 from raystate.orbax.said import MOST_LEVELS, Said, check_name, parse_form, parse_object
 
 CUSTOM_KEY = "raystate.custom"  # holds a custom value that isn't a dict, for Orbax takes only dicts

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from raystate.core.errors import CorruptCheckpointError, StepNotFoundError
-from raystate.core.own_files import MARKER
-from raystate.core.tree import LeafSpec, Package, TreeSpec
+from raystate.core.formats.errors import CorruptCheckpointError, StepNotFoundError
+from raystate.core.formats.own_files import MARKER
+from raystate.core.formats.tree import LeafSpec, Package, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
 from raystate.orbax.array_specs import describe_store, open_arrays, plain_spec, read_spec

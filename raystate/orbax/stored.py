@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.formats.errors import CorruptCheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "floa
 import numpy as np
 import tensorstore as ts
 
-from raystate.core.errors import ConfigError
-from raystate.core.tree import ArraySpec, TreeSpec
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.tree import ArraySpec, TreeSpec
 from raystate.orbax import kv
 
 WRITER_PREFIX = "ocdbt.process_"  # Orbax's name for the folder of one process

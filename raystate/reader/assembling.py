@@ -22,7 +22,7 @@ from raystate.arrays import (
     pack_items,
     views,
 )
-from raystate.core.errors import ConfigError, RaystateError, StorageError
+from raystate.core.formats.errors import ConfigError, RaystateError, StorageError
 from raystate.orbax.merge import build_files
 from raystate.orbax.writer import write_item
 from raystate.restored import STATE

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 logger = logging.getLogger("raystate")
 

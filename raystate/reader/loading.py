@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from raystate.arrays import Transforms, check_asked
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.inspection import StepMetadata
 from raystate.reader.steps import Reader
 from raystate.restored import STATE, ReadOptions

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 
 from raystate.arrays.monitoring import SaveEvents
-from raystate.core.errors import ConfigError, RaystateError, StorageError
+from raystate.core.formats.errors import ConfigError, RaystateError, StorageError
 from raystate.reader.assembling import take, write_checkpoint
 from raystate.reader.background import EXIT_WAIT_S, in_background
 from raystate.reader.turns import Handed, Turn

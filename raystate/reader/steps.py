@@ -12,7 +12,7 @@ import jax
 
 from raystate.arrays import Transforms, check_asked
 from raystate.arrays.monitoring import reading
-from raystate.core.errors import ConfigError, StepNotFoundError
+from raystate.core.formats.errors import ConfigError, StepNotFoundError
 from raystate.inspection import Checkpoints, StepMetadata, look
 from raystate.orbax.said import is_comparable
 from raystate.orbax.state_item import STATE_ITEMS

@@ -29,7 +29,7 @@ def release_left(address: str, hashes: list[str]) -> None:
     import ray
 
     from raystate.actors.release import release_by_hash
-    from raystate.core.errors import RaystateError
+    from raystate.core.formats.errors import RaystateError
 
     ray.init(address=address, log_to_driver=False)
     for name in hashes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raystate.arena.files import PREFIX, default_root
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 from raystate.rehearsal.verdict import Played
 from raystate.rehearsing import Play
 from raystate.storage import open_storage

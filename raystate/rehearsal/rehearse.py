@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raystate.config import StateConfig, check_config
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.rehearsal.plays import Stage, scratch_folder
 from raystate.rehearsal.verdict import PLAYS, Played, Rehearsal, Verdict
 from raystate.rehearsing import Play, play

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raystate.core.errors import ConfigError
-from raystate.core.texts import counted
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.texts import counted
 
 STEPS = 2  # before the restart, and after it
 PLAYS = {"first": STEPS, "again": STEPS, "undisturbed": 2 * STEPS}

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 
 from raystate.arena import HostArena, SlotSet
-from raystate.core.errors import CapacityError
-from raystate.core.host import Host
-from raystate.core.host_messages import HostEvent, SetRemoved
+from raystate.core.formats.errors import CapacityError
+from raystate.core.formats.host_messages import HostEvent, SetRemoved
+from raystate.core.host.machine import Host
 from raystate.runtime.slot_store import SlotStore
 
 

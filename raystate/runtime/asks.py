@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
-from raystate.core.desk import remember
-from raystate.core.messages import Failure, Reply
+from raystate.core.coordinator.desk import remember
+from raystate.core.formats.messages import Failure, Reply
 
 REMEMBERED = 4096
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar, assert_never
 
-from raystate.core.coordinator import Coordinator
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StaleAttemptError, StorageError
-from raystate.core.messages import (
+from raystate.core.coordinator.machine import Coordinator
+from raystate.core.coordinator.retention import Keep
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StaleAttemptError, StorageError
+from raystate.core.formats.messages import (
     Advice,
     Advise,
     Answer,
@@ -44,7 +45,6 @@ from raystate.core.messages import (
     Tick,
     Write,
 )
-from raystate.core.retention import Keep
 from raystate.runtime.asks import Asks
 from raystate.runtime.ledger import Ledger
 from raystate.runtime.long_waits import LongWaits

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from raystate.arena import HostArena, Slot, SlotSet, crc32c
 from raystate.arena.copies import find_copies
-from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError
-from raystate.core.host_messages import (
+from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
+from raystate.core.formats.host_messages import (
     CommitCopy,
     CopyFailed,
     CopyFilled,
@@ -30,8 +30,8 @@ from raystate.core.host_messages import (
     HostEvent,
     SetFound,
 )
-from raystate.core.messages import HostId
-from raystate.core.tree import Layout, SlotTable
+from raystate.core.formats.messages import HostId
+from raystate.core.formats.tree import Layout, SlotTable
 from raystate.runtime.parts import PieceHead
 from raystate.runtime.priority import give_way
 from raystate.runtime.slot_store import header_of

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from raystate.arena.files import remove_entry
-from raystate.core.errors import BarrierTimeoutError
+from raystate.core.formats.errors import BarrierTimeoutError
 
 logger = logging.getLogger("raystate.doorbell")
 

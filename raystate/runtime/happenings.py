@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import assert_never
 
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Appended,
     AttemptDead,
     Claimed,

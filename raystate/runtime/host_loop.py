@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from raystate.arena import HostArena
-from raystate.core.errors import error_from_name
-from raystate.core.host import Host
-from raystate.core.host_messages import (
+from raystate.core.formats.errors import error_from_name
+from raystate.core.formats.host_messages import (
     AlreadyExecuted,
     CommitCopy,
     Connected,
@@ -44,7 +43,8 @@ from raystate.core.host_messages import (
     Tell,
     WriteEnded,
 )
-from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, Staged, Write
+from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, Staged, Write
+from raystate.core.host.machine import Host
 from raystate.orbax.kv import bytes_written
 from raystate.runtime import stacks
 from raystate.runtime.allotting import Allotting

@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from raystate.core.desk import remember
-from raystate.core.errors import RaystateError
-from raystate.core.messages import (
+from raystate.core.coordinator.desk import remember
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.messages import (
     Answer,
     EndTrainers,
     HostReported,
@@ -28,7 +28,7 @@ from raystate.core.messages import (
     group_of,
     lineage_order,
 )
-from raystate.core.texts import counted
+from raystate.core.formats.texts import counted
 from raystate.in_threads import map_in_threads
 from raystate.runtime.ends import End, Ends, Told, first_to_fail
 from raystate.runtime.tenancy import Presence

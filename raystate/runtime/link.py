@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from raystate.core.messages import HostId, Progress, Reply, TrainerExited
+from raystate.core.formats.messages import HostId, Progress, Reply, TrainerExited
 from raystate.runtime.doorbell import Hello
 
 REPLY_MARGIN_S = 30.0  # for an answer: the Coordinator's own deadlines come first, they can name who is missing and what is lost

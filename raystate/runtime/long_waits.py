@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Answer,
     Discard,
     EndTrainers,
@@ -30,7 +30,7 @@ FORGOTTEN_S = 3600.0  # after so long without a word of its end
 
 @dataclass(slots=True, kw_only=True)
 class LongWait:
-    """Something that goes on. `of`: see `core.events.Progress`."""
+    """Something that goes on. `of`: see `core.formats.events.Progress`."""
 
     of: str
     step: int

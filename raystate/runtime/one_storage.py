@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raystate.core.errors import ConfigError, RaystateError
-from raystate.core.messages import Failure
+from raystate.core.formats.errors import ConfigError, RaystateError
+from raystate.core.formats.messages import Failure
 from raystate.storage import LogReader, ObjectMissingError, Storage, open_storage
 from raystate.storage.names import log_name
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.core.local_values import disagreement
-from raystate.core.own_files import common_files
-from raystate.core.tree import DataObject, Layout, Package, SlotTable, TreeSpec
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.local_values import disagreement
+from raystate.core.formats.own_files import common_files
+from raystate.core.formats.tree import DataObject, Layout, Package, SlotTable, TreeSpec
 from raystate.orbax.coverage import coverage_gaps
 from raystate.orbax.merge import build_files, own_folders
 from raystate.orbax.scratch import load_orbax

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raystate.core.messages import HostId, Staged
-from raystate.core.tree import DataObject, SlotTable, TreeSpec
+from raystate.core.formats.messages import HostId, Staged
+from raystate.core.formats.tree import DataObject, SlotTable, TreeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

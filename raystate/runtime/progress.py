@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from raystate.arena import format_bytes
-from raystate.core.messages import HostId, Progress
+from raystate.core.formats.messages import HostId, Progress
 
 FIRST_S = 1.0  # what ends before is not told of
 EVERY_S = 1.0
@@ -20,7 +20,7 @@ class Going:
     Attributes:
         what: "saving" or "restoring".
         step: which.
-        of: as in `core.events.Progress`.
+        of: as in `core.formats.events.Progress`.
         since_s: seconds since it began.
         done_bytes: of those processes that have said how far they are.
         total_bytes: of the same; 0: none has.
@@ -59,7 +59,7 @@ class Share:
     """What one process moves at the moment, and when it says so: after a second, then every second.
 
     Args:
-        who: see `core.events.Progress`.
+        who: see `core.formats.events.Progress`.
         tell: hands on; it must not block, and may lose it.
         done: bytes moved by this process so far, by anything.
         clock: monotonic seconds.

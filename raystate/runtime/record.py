@@ -18,9 +18,9 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
-from raystate.core.coordinator import Coordinator
-from raystate.core.errors import RaystateError
-from raystate.core.messages import Command, Event, Settings
+from raystate.core.coordinator.machine import Coordinator
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.messages import Command, Event, Settings
 from raystate.runtime.priority import give_way
 from raystate.runtime.record_codec import UnknownMessageError, decode, encode
 

@@ -10,7 +10,7 @@ import dataclasses
 from functools import cache
 from typing import Any, cast
 
-from raystate.core import entries, messages
+from raystate.core.formats import entries, messages
 
 _MISSING = object()
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from raystate.config import StateConfig
-from raystate.core.messages import LiveStep
-from raystate.core.retention import Keep
+from raystate.core.coordinator.retention import Keep
+from raystate.core.formats.messages import LiveStep
 
 logger = logging.getLogger("raystate.coordinator")
 

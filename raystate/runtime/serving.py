@@ -14,11 +14,11 @@ import numpy as np
 
 from raystate.arena import HostArena, Slot, SlotContent, SlotSet
 from raystate.checksum import crc32c
-from raystate.core.boxes import Box, Index, slices
-from raystate.core.errors import StepNotFoundError
-from raystate.core.host_messages import HoldAsked, HoldEnded, HostEvent, Place
-from raystate.core.messages import HostId, SnapshotId
-from raystate.core.tree import Layout, SlotTable
+from raystate.core.formats.boxes import Box, Index, slices
+from raystate.core.formats.errors import StepNotFoundError
+from raystate.core.formats.host_messages import HoldAsked, HoldEnded, HostEvent, Place
+from raystate.core.formats.messages import HostId, SnapshotId
+from raystate.core.formats.tree import Layout, SlotTable
 from raystate.runtime.parts import PieceBoxes, PieceHead
 from raystate.runtime.slot_store import SlotStore, staged_in
 

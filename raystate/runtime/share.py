@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from raystate.core.tree import DataObject, TreeSpec
+from raystate.core.formats.tree import DataObject, TreeSpec
 from raystate.orbax.writer import WRITER_PREFIX, write_item
 from raystate.storage import Storage, data_objects
 

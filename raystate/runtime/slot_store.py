@@ -10,10 +10,10 @@ from typing import Any
 from raystate.arena import HostArena, Slot, SlotHeader, SlotSet
 from raystate.arena.files import read_json, write_json
 from raystate.arena.layouts import has_layout, named_by
-from raystate.core.errors import RaystateError
-from raystate.core.host_messages import Empty, HostMemory, Place, SetFound, SetRead, Speak, Unlocked
-from raystate.core.messages import Advice, Failure, Invalidate, Proposal, SnapshotId, Staged, TrainerWord
-from raystate.core.words import host_word_from_json, host_word_to_json, trainer_word_from_json
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.host_messages import Empty, HostMemory, Place, SetFound, SetRead, Speak, Unlocked
+from raystate.core.formats.messages import Advice, Failure, Invalidate, Proposal, SnapshotId, Staged, TrainerWord
+from raystate.core.formats.words import host_word_from_json, host_word_to_json, trainer_word_from_json
 
 logger = logging.getLogger("raystate.host")
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raystate import fault_points
-from raystate.core.entries import own_commits
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
-from raystate.core.log import claim_entry, live_steps
-from raystate.core.messages import (
+from raystate.core.coordinator.retention import Keep
+from raystate.core.formats.entries import own_commits
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StorageError
+from raystate.core.formats.log import claim_entry, live_steps
+from raystate.core.formats.messages import (
     Append,
     Appended,
     AttemptDead,
@@ -37,8 +38,7 @@ from raystate.core.messages import (
     Write,
     Written,
 )
-from raystate.core.retention import Keep
-from raystate.core.tree import Package
+from raystate.core.formats.tree import Package
 from raystate.inspection.run_metadata import put_run_metadata
 from raystate.runtime.link import Unreachable
 from raystate.runtime.one_storage import Claim

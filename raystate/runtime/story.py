@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from raystate.core.desk import named
-from raystate.core.messages import (
+from raystate.core.coordinator.desk import named
+from raystate.core.formats.messages import (
     Advise,
     Answer,
     Append,

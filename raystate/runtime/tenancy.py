@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystate.core.messages import (
+from raystate.core.coordinator.snapshots import JOIN_GRACE_S
+from raystate.core.formats.messages import (
     Advise,
     Answer,
     Failure,
@@ -22,7 +23,6 @@ from raystate.core.messages import (
     TrainerExited,
     group_of,
 )
-from raystate.core.snapshots import JOIN_GRACE_S
 
 STARTING_S = 10.0  # an owner's trainers start, or start again: no other launch gets in between
 CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage.attempts import in_the_way, storage_error
 from raystate.storage.base import Storage
 from raystate.storage.foreign import foreign_checkpoints, is_run

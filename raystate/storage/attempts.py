@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import tenacity
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 
 Result = TypeVar("Result")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from raystate.checksum import crc32c
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.in_threads import map_in_threads
 
 READERS = 4  # objects that are read through at a time

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
 from raystate.storage import posix
 from raystate.storage.attempts import attempt, describe, in_the_way

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.storage.base import ObjectInfo, Storage
 from raystate.storage.names import MANIFEST, MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA, log_name, step_of
 from raystate.storage.owner import owner_of

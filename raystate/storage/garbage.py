@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.storage.base import ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.log_reader import LogReader, Tail
 from raystate.storage.names import (

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 import tenacity
 
-from raystate.core.entries import NO_BASE, LogEntry, PlannedEntry, plan
-from raystate.core.errors import RaystateError, StorageError
-from raystate.core.messages import Appended
+from raystate.core.formats.entries import NO_BASE, LogEntry, PlannedEntry, plan
+from raystate.core.formats.errors import RaystateError, StorageError
+from raystate.core.formats.messages import Appended
 from raystate.storage.base import ObjectMissingError, Storage
 from raystate.storage.log_reader import FIRST, BaseMissingError, LogGoneError, LogReader, Tail
 from raystate.storage.names import GUARD, GUARD_TEXT, base_name, log_name

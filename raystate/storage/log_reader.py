@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, WrittenEntry, rebuilt_base
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
+from raystate.core.formats.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, WrittenEntry, rebuilt_base
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.storage.base import ObjectMissingError, Storage
 from raystate.storage.names import LOG, base_name, base_number, log_name, number_of
 

@@ -9,8 +9,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from raystate.core.errors import ConfigError
-from raystate.core.texts import counted
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.texts import counted
 from raystate.storage.base import Storage
 from raystate.storage.foreign import is_early, is_marked
 from raystate.storage.names import STATE, step_of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
 from raystate.storage.attempts import attempt
 from raystate.storage.base import (

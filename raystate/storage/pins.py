@@ -17,7 +17,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
-from raystate.core.errors import StepNotFoundError, StorageError
+from raystate.core.formats.errors import StepNotFoundError, StorageError
 from raystate.storage.base import ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.log_reader import LogReader
 from raystate.storage.names import PINS, step_of

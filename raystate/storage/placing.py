@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import posix
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, Storage

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import posix
 from raystate.storage.attempts import describe, storage_error, tell_also
 from raystate.storage.base import Storage

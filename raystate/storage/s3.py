@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.storage.attempts import describe, storage_error
 from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectMissingError
 from raystate.storage.objects import BucketStorage

@@ -12,8 +12,8 @@ import re
 import secrets
 from collections.abc import Collection, Iterable
 
-from raystate.core.errors import CorruptCheckpointError, StorageError
-from raystate.core.tree import DataObject, Package
+from raystate.core.formats.errors import CorruptCheckpointError, StorageError
+from raystate.core.formats.tree import DataObject, Package
 from raystate.storage.base import ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.foreign import is_marked, is_run, refuse_foreign, refuse_place
 from raystate.storage.names import (
@@ -320,7 +320,7 @@ def foreign_steps(storage: Storage, live: Iterable[int]) -> tuple[int, ...]:
 
     Args:
         storage: of the run.
-        live: live steps of the log's tail. Steps with an open intent are left out by `core.log.claim_entry`.
+        live: live steps of the log's tail. Steps with an open intent are left out by `core.formats.log.claim_entry`.
 
     Raises:
         ConfigError: the run would begin afresh beside checkpoints that are named in another way (`foreign.refuse_foreign`), or in

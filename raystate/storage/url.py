@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import cast
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.storage.base import Storage
 
 StorageUrl = str | os.PathLike[str]

@@ -32,8 +32,8 @@ from raystate import launch_context
 from raystate.actors.kept import check_travels
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
-from raystate.core.elastic import Newest, Sizes
-from raystate.core.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
+from raystate.core.formats.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
+from raystate.core.launcher.elastic import Newest, Sizes
 from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
 from raystate.rehearsing import play

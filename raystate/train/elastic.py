@@ -21,9 +21,9 @@ from typing import Any
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision, ResizeDecision
 
 from raystate.actors.draining import draining_nodes
-from raystate.core.desk import ranks_text
-from raystate.core.elastic import Elastic, Newest, Sizes, Wish, room_of
-from raystate.core.texts import counted
+from raystate.core.coordinator.desk import ranks_text
+from raystate.core.formats.texts import counted
+from raystate.core.launcher.elastic import Elastic, Newest, Sizes, Wish, room_of
 from raystate.train import nodes
 
 logger = logging.getLogger(__name__)

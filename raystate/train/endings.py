@@ -24,7 +24,7 @@ from ray.train.v2.api.exceptions import ControllerError, PreemptionError, Traini
 
 from raystate.actors.blame import exception_of, pickles_anywhere
 from raystate.actors.naming import coordinator_name, find_actor
-from raystate.core.errors import (
+from raystate.core.formats.errors import (
     ConfigError,
     Interrupted,
     ItemTopologyError,
@@ -35,7 +35,7 @@ from raystate.core.errors import (
     StepOrderError,
     StorageError,
 )
-from raystate.core.texts import counted
+from raystate.core.formats.texts import counted
 from raystate.runtime.ends import End, Told, is_collateral, one_line
 from raystate.train.policy import Ending, Seen, culprit, signature_of
 

@@ -27,8 +27,8 @@ from raystate.actors.own_ray import start_ray
 from raystate.actors.release import release
 from raystate.config import StateConfig, check_config
 from raystate.config_errors import check_flag
-from raystate.core.elastic import Sizes
-from raystate.core.errors import BarrierTimeoutError, ConfigError, Interrupted, RunFailedError, StorageError
+from raystate.core.formats.errors import BarrierTimeoutError, ConfigError, Interrupted, RunFailedError, StorageError
+from raystate.core.launcher.elastic import Sizes
 from raystate.inspection.listing import given_up
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.opening import open_managers

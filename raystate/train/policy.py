@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from raystate.core.elastic import Newest
+from raystate.core.launcher.elastic import Newest
 from raystate.runtime.ends import End, first_to_fail
 
 NEAR_STEPS = 3  # two failures this close to each other are at the same place

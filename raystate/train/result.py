@@ -12,7 +12,7 @@ from ray.train import Result
 
 from raystate.actors.release import newest_step
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError, StepNotFoundError
+from raystate.core.formats.errors import RaystateError, StepNotFoundError
 from raystate.launch_context import Restart
 from raystate.reader import Reader
 from raystate.runtime.ledger import LoggedRecovery, read_ledger

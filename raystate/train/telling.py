@@ -11,7 +11,7 @@ from collections.abc import Collection, Set
 from typing import Any
 
 from raystate.actors.naming import coordinator_name, find_actor
-from raystate.core.messages import ResizeAsked
+from raystate.core.formats.messages import ResizeAsked
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from raystate.core.texts import counted, printable
+from raystate.core.formats.texts import counted, printable
 from raystate.ray_version import ray_internals
 from raystate.train.result import Recovery, RunResult
 

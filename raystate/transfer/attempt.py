@@ -7,9 +7,9 @@ import secrets
 import socket
 from collections.abc import Sequence
 
-from raystate.core.entries import LiveStep, LogEntry
-from raystate.core.errors import StaleAttemptError, StorageError
-from raystate.core.log import IntentKey, claim_entry, key_of, live_steps, next_entry, refuse_retire, refuse_save
+from raystate.core.formats.entries import LiveStep, LogEntry
+from raystate.core.formats.errors import StaleAttemptError, StorageError
+from raystate.core.formats.log import IntentKey, claim_entry, key_of, live_steps, next_entry, refuse_retire, refuse_save
 from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, foreign_steps, pinned_steps
 from raystate.storage.foreign import is_run
 
@@ -69,15 +69,15 @@ class OutsideAttempt:
             self._carried.add(key_of(intent))
 
     def refuse_save(self, step: int) -> str | None:
-        """See `core.log.refuse_save`."""
+        """See `core.formats.log.refuse_save`."""
         return refuse_save(self.tail, step, attempt=self.tail.attempt, carried=self._carried, dead=self._dead)
 
     def refuse_retire(self, step: int) -> str | None:
-        """See `core.log.refuse_retire`."""
+        """See `core.formats.log.refuse_retire`."""
         return refuse_retire(self.tail, step, attempt=self.tail.attempt, carried=self._carried, dead=self._dead)
 
     def append(self, reason: str, *, commit: LiveStep | None = None, retires: Sequence[tuple[int, bool, str]] = ()) -> None:
-        """The next entry; see `core.log.next_entry`.
+        """The next entry; see `core.formats.log.next_entry`.
 
         Raises:
             StaleAttemptError: somebody else has claimed the run.

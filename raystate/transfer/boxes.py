@@ -10,7 +10,7 @@ from typing import TypeVar
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
 import numpy as np
 
-from raystate.core.tree import ArraySpec, TreeSpec
+from raystate.core.formats.tree import ArraySpec, TreeSpec
 from raystate.orbax.array_reads import Request
 
 BATCH_BYTES = 64 << 20  # read and written at a time; two batches are in memory, one that is read and one that is written

@@ -18,8 +18,8 @@ import numpy as np
 from raystate.arrays.checks import MOST_LEVELS
 from raystate.arrays.names import check_names
 from raystate.arrays.tree import STORABLE
-from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.core.tree import ArraySpec, LeafSpec, PathKey, TreeSpec
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.tree import ArraySpec, LeafSpec, PathKey, TreeSpec
 
 VERSION = 1
 KEY = "raystate"  # of the description, in safetensors' metadata

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.inspection import Checkpoints
 from raystate.legacy import LegacyCheckpoint
 from raystate.orbax.state_item import STATE_ITEMS

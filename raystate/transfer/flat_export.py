@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raystate.core.errors import ConfigError
-from raystate.core.tree import TreeSpec
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.tree import TreeSpec
 from raystate.inspection.boxes import total_bytes
 from raystate.orbax.array_reads import Request
 from raystate.transfer import npz_format, safetensors_format

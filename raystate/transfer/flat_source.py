@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.core.tree import LeafSpec, TreeSpec
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.tree import LeafSpec, TreeSpec
 from raystate.orbax.array_reads import Request
 from raystate.restored import STATE
 from raystate.transfer import npz_format, safetensors_format

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from raystate.core.entries import LiveStep
-from raystate.core.errors import ConfigError, RunInUseError, StaleAttemptError, StorageError
-from raystate.core.tree import DataObject, Package, TreeSpec
+from raystate.core.formats.entries import LiveStep
+from raystate.core.formats.errors import ConfigError, RunInUseError, StaleAttemptError, StorageError
+from raystate.core.formats.tree import DataObject, Package, TreeSpec
 from raystate.inspection.boxes import total_bytes
 from raystate.orbax.array_reads import Request
 from raystate.orbax.merge import build_files, own_folders

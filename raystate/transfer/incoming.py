@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from raystate.arrays import ReadRequest
-from raystate.core.errors import ConfigError, ReferenceMismatchError
-from raystate.core.texts import counted
-from raystate.core.tree import TreeSpec
+from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
+from raystate.core.formats.texts import counted
+from raystate.core.formats.tree import TreeSpec
 from raystate.orbax.array_reads import Request
 from raystate.orbax.state_item import METRICS, STATE_ITEMS
 from raystate.orbax.step_reader import StepReader

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.transfer.description import MOST_DESCRIPTION_BYTES, KeptAs, check_shape, is_plain_name
 
 SUFFIX = ".npz"

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from raystate.core.tree import TreeSpec
+from raystate.core.formats.tree import TreeSpec
 from raystate.inspection.boxes import total_bytes
 from raystate.orbax.array_reads import Request
 from raystate.orbax.merge import build_files

@@ -10,8 +10,8 @@ import numpy as np
 
 from raystate.arrays.shards import chunk_shape
 from raystate.checksum import crc32c
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.tree import LeafSpec, TreeSpec
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.tree import LeafSpec, TreeSpec
 from raystate.orbax.array_reads import Request
 from raystate.orbax.step_reader import StepReader
 from raystate.orbax.writer import write_item

@@ -13,8 +13,8 @@ import numpy as np
 from raystate.arrays.converting import converted
 from raystate.arrays.mismatch import DifferenceError
 from raystate.arrays.tree import STORABLE
-from raystate.core.errors import ConfigError
-from raystate.core.tree import LeafSpec, PathKey, TreeSpec
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.tree import LeafSpec, PathKey, TreeSpec
 from raystate.orbax.array_reads import Request
 from raystate.transfer.boxes import Read
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from raystate.checksum import crc32c
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.storage import posix
 from raystate.transfer.urls import CHAIN, local_path, open_files, refuse_existing, split, storage_errors
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-from raystate.core.entries import DELETE
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
-from raystate.core.log import live_steps
+from raystate.core.formats.entries import DELETE
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.core.formats.log import live_steps
 from raystate.storage import LogReader, StepFolder, Storage, is_missing, pinned_steps, visible_steps, why_empty
 from raystate.storage.names import LOG, STATE, number_of
 from raystate.transfer.attempt import OutsideAttempt

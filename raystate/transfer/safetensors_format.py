@@ -17,7 +17,7 @@ from typing import Any, cast
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "float8_…"
 import numpy as np
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.transfer.description import KeptAs, check_shape
 
 SUFFIX = ".safetensors"

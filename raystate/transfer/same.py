@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.core.tree import TreeSpec
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.tree import TreeSpec
 from raystate.inspection import open_step
 from raystate.inspection.boxes import total_bytes
 from raystate.storage import Storage

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.inspection import Checkpoints
 from raystate.legacy import LegacyDirectory, LegacyStep
 from raystate.orbax.array_reads import Request

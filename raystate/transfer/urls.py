@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from raystate.core.errors import ConfigError, RaystateError
+from raystate.core.formats.errors import ConfigError, RaystateError
 from raystate.storage import OBJECT_SCHEMES, canonical_url, owner_of
 from raystate.storage.attempts import storage_error
 

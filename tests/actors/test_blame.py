@@ -14,7 +14,7 @@ import pytest
 
 import raystate
 from raystate.actors.blame import check_sendable, exception_of, pickles_anywhere, raised
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Answer,
     Ask,
     EndTrainers,

@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError, OwnerDiedError, RayTaskError
 
 from raystate.actors.calling import future_of
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.runtime.link import Unreachable
 
 

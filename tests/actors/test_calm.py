@@ -13,8 +13,8 @@ from ray.util.annotations import RayDeprecationWarning
 
 from raystate.actors.restarted import is_restarted
 from raystate.actors.shown import log_to_stderr
-from raystate.core.desk import Desk, brief
-from raystate.core.messages import Ask, Failure, Log, Settings
+from raystate.core.coordinator.desk import Desk, brief
+from raystate.core.formats.messages import Ask, Failure, Log, Settings
 
 NODE = "0123456789abcdef" * 3 + "01234567"
 

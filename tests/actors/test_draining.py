@@ -8,7 +8,7 @@ import pytest
 
 from raystate.actors import draining
 from raystate.actors.draining import DrainWatch
-from raystate.core.messages import HostId, HostLeaving
+from raystate.core.formats.messages import HostId, HostLeaving
 
 NODE = HostId("n1")
 

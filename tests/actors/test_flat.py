@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorstore as ts
 
-from raystate.core.messages import LeaveReply
+from raystate.core.formats.messages import LeaveReply
 from raystate.orbax.kv import bytes_written
 from raystate.runtime import asks
 

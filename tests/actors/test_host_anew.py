@@ -12,8 +12,8 @@ import pytest
 from raystate.actors import host as module
 from raystate.actors.host import HostActor
 from raystate.arena import HostArena
-from raystate.core.errors import RaystateError
-from raystate.core.messages import HostId
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.messages import HostId
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Answer,
     Ask,
     Discard,

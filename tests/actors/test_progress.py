@@ -15,8 +15,8 @@ import pytest
 
 import raystate
 from raystate.arena import HostArena
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.messages import Event, HostId, RestoreChoice, SaveId, Write
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.messages import Event, HostId, RestoreChoice, SaveId, Write
 from raystate.inspection import open_step
 from raystate.manager.restoring import Restoring, Wanted
 from raystate.orbax.kv import bytes_written

@@ -14,7 +14,7 @@ from ray import cloudpickle
 
 import raystate
 from raystate.actors.kept import check_travels
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Advice,
     Advise,
     Answer,

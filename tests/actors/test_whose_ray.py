@@ -15,7 +15,7 @@ import pytest
 
 from raystate.actors import whose_ray
 from raystate.cli.status import join_ray
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from tests.patience import PATIENCE_S
 from tests.processes import free_port
 

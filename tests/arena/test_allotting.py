@@ -14,11 +14,11 @@ import pytest
 
 from raystate.arena import HostArena, SlotHeader, TrainerArena, slot_set
 from raystate.arena import host as arena_host
-from raystate.core.commands import Invalidate
-from raystate.core.errors import RaystateError
-from raystate.core.host_messages import HostMemory, Remember, RemoveSet
-from raystate.core.messages import Advice, Event, HostId, HostReported, TrainerWord
-from raystate.core.words import trainer_word_to_json
+from raystate.core.formats.commands import Invalidate
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.host_messages import HostMemory, Remember, RemoveSet
+from raystate.core.formats.messages import Advice, Event, HostId, HostReported, TrainerWord
+from raystate.core.formats.words import trainer_word_to_json
 from raystate.runtime import slot_store
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.host_loop import HostLoop

@@ -11,7 +11,7 @@ import pytest
 from raystate.arena import HostArena, NodeMemory, capacity, format_bytes, node_memory, parse_memory
 from raystate.arena.capacity import Need, check_capacity
 from raystate.arena.word import CELL_BYTES
-from raystate.core.errors import CapacityError, ConfigError
+from raystate.core.formats.errors import CapacityError, ConfigError
 from tests.arena.sets import remove_gone
 
 GIB = 1024**3

@@ -12,10 +12,10 @@ import pytest
 
 from raystate.arena import HostArena, SlotHeader, TrainerArena, crc32c
 from raystate.arena.layouts import put_layout
-from raystate.core.errors import CapacityError, StepNotFoundError
-from raystate.core.messages import Advice, Copy, Event, HostId, HostReported, Invalidate, TrainerWord
-from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, SlotTable, TreeSpec
-from raystate.core.words import trainer_word_to_json
+from raystate.core.formats.errors import CapacityError, StepNotFoundError
+from raystate.core.formats.messages import Advice, Copy, Event, HostId, HostReported, Invalidate, TrainerWord
+from raystate.core.formats.tree import ArraySpec, Layout, LeafSpec, Piece, SlotTable, TreeSpec
+from raystate.core.formats.words import trainer_word_to_json
 from raystate.runtime import copying
 from raystate.runtime.host_loop import HostLoop
 from raystate.runtime.progress import Progress

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raystate
-from raystate.core.errors import RaystateError
-from raystate.core.messages import HostId, JoinReply
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.messages import HostId, JoinReply
 from raystate.manager import session as session_module
 from raystate.manager.session import Session
 from raystate.runtime import doorbell

@@ -20,7 +20,7 @@ from raystate.arena.files import MAX_ARENA_DIR_BYTES
 from raystate.arena.locks import FileLock
 from raystate.arena.slot_set import read_note, trainer_lock
 from raystate.config import StateConfig
-from raystate.core.errors import ConfigError, RaystateError
+from raystate.core.formats.errors import ConfigError, RaystateError
 from tests.arena.conftest import NODE
 from tests.arena.sets import remove_gone
 

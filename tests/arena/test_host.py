@@ -15,8 +15,8 @@ from raystate.arena import HostArena, SlotHeader, SlotSet, TrainerArena, arena_p
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import is_gone, mark_process
 from raystate.arena.word import CELL_BYTES
-from raystate.core.errors import CapacityError, ConfigError, RaystateError
-from raystate.core.words import MAX_SLOTS
+from raystate.core.formats.errors import CapacityError, ConfigError, RaystateError
+from raystate.core.formats.words import MAX_SLOTS
 from tests.arena.sets import remove_gone
 
 NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"

@@ -15,8 +15,8 @@ from raystate.arena import HostArena, SlotHeader, SlotSet, TrainerArena, arena_p
 from raystate.arena import layouts as module
 from raystate.arena.locks import FileLock
 from raystate.arena.trainer import MARKED_LAYOUTS
-from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError
-from raystate.core.tree import SlotTable
+from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
+from raystate.core.formats.tree import SlotTable
 from tests.arena.conftest import NODE
 from tests.arena.sets import remove_gone
 
@@ -193,7 +193,7 @@ def test_nobody_prunes_between_the_mark_and_the_layout(host: HostArena, held: Sl
 
 _PUTS = """
 with TrainerArena.attach(sys.argv[1], trainer="t1") as trainer:
-    from raystate.core.tree import SlotTable
+    from raystate.core.formats.tree import SlotTable
     number = 0
     while True:
         number += 1

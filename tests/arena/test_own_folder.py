@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raystate.arena import HostArena, arena_path, default_root, sweep
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from tests.arena.conftest import NODE
 
 OWN = f"raystate-{os.geteuid()}"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raystate.arena import HostArena, SlotHeader, SlotSet, TrainerArena
-from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError
+from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
 
 HEADER = SlotHeader(lineage="1.1.abc", step=7, rank=0, world=2, layout="1234", promised=True, data_bytes=10_000)
 OpenHost = Callable[..., HostArena]

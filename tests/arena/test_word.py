@@ -10,7 +10,7 @@ import pytest
 
 from raystate.arena import MAX_WORD_BYTES, WordCell
 from raystate.arena.word import BUFFER_BYTES, CELL_BYTES
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 
 def _cell(content: bytes = b"") -> tuple[WordCell, mmap.mmap]:

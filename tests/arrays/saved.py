@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raystate.arrays import Holding, MemorySource, copy, describe, hold
-from raystate.core.errors import ReferenceMismatchError
+from raystate.core.formats.errors import ReferenceMismatchError
 from raystate.restored import ReadOptions, StepContent
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raystate.arrays import check_custom, check_metrics, check_step, describe, hold_metrics, pack_items
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 
 DEEP = 101
 

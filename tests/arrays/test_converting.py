@@ -15,7 +15,7 @@ import raystate
 from raystate.arrays.converting import converted
 from raystate.arrays.mismatch import DifferenceError
 from raystate.arrays.tree import STORABLE
-from raystate.core.errors import ReferenceMismatchError
+from raystate.core.formats.errors import ReferenceMismatchError
 from tests.arrays.saved import Saved
 
 I32, F32, F8 = jnp.int32(0), jnp.float32(0), jnp.zeros((), jnp.float8_e4m3fn)

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from raystate.arrays import array_leaves, describe
-from raystate.core.errors import RaystateError
-from raystate.core.tree import ArraySpec, Layout, LeafSpec
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.tree import ArraySpec, Layout, LeafSpec
 
 
 def _array(leaf: LeafSpec) -> ArraySpec:

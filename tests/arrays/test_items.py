@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raystate.arrays import is_iterator, pack_items, set_iterators
-from raystate.core.errors import ConfigError, ItemTopologyError, RaystateError
+from raystate.core.formats.errors import ConfigError, ItemTopologyError, RaystateError
 
 
 class Counter:

@@ -10,9 +10,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from raystate.arrays import Holding, MemorySource, UncoveredError, common_values, copy, describe, hold, restore_tree
-from raystate.core.errors import CorruptCheckpointError, ItemTopologyError
-from raystate.core.local_values import digest, disagreement, local_checksums
-from raystate.core.tree import Layout, SlotTable, TreeSpec
+from raystate.core.formats.errors import CorruptCheckpointError, ItemTopologyError
+from raystate.core.formats.local_values import digest, disagreement, local_checksums
+from raystate.core.formats.tree import Layout, SlotTable, TreeSpec
 
 BASE = {"local": jnp.float32(3), "host": np.arange(4), "seed": 5, "name": "run", "flag": True, "key": jax.random.key(1)}
 OTHER = {"local": jnp.float32(4), "host": np.arange(4)[::-1], "seed": 6, "name": "rún", "flag": 1, "key": jax.random.key(2)}

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raystate.arrays import Holding, MemorySource, ReadRequest, UncoveredError
-from raystate.core.boxes import Box, difference, intersection
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec
+from raystate.core.formats.boxes import Box, difference, intersection
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec
 
 ARRAY: np.ndarray = np.arange(12 * 10, dtype=np.int32).reshape(12, 10)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raystate.arrays import describe
 from raystate.arrays.paths import flatten, names
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 
 @flax.struct.dataclass

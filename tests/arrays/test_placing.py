@@ -16,8 +16,8 @@ import raystate.restored
 from raystate.aligned import aligned
 from raystate.arrays import Holding, MemorySource, copy, describe, hold, memory, placing, restore, restore_tree, tree
 from raystate.arrays import reference as matching
-from raystate.core.errors import ReferenceMismatchError
-from raystate.core.tree import Layout
+from raystate.core.formats.errors import ReferenceMismatchError
+from raystate.core.formats.tree import Layout
 
 LARGE = (512, 256)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raystate.core.local_values import disagreement
+from raystate.core.formats.local_values import disagreement
 from tests.processes import run_job
 
 PROGRAM = """
@@ -14,9 +14,9 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, restore_tree
-from raystate.core.errors import ConfigError
-from raystate.core.local_values import local_checksums
-from raystate.core.tree import SlotTable
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.local_values import local_checksums
+from raystate.core.formats.tree import SlotTable
 
 rank, port, folder, mesh_kind = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
 jax.distributed.initialize(f"localhost:{port}", 2, rank)

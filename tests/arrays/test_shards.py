@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from raystate.arrays import shards
 from raystate.arrays.shards import chunk_shape, local_shards, sharding_json, straight_boxes
-from raystate.core.boxes import Box, slices
+from raystate.core.formats.boxes import Box, slices
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from raystate import checksum
 from raystate.aligned import SMALL_BYTES
 from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, restore_tree, shards, threads
 from raystate.arrays.stage import host_arrays
-from raystate.core.boxes import Box, slices
-from raystate.core.errors import CapacityError, CorruptCheckpointError
-from raystate.core.tree import WriteOptions
+from raystate.core.formats.boxes import Box, slices
+from raystate.core.formats.errors import CapacityError, CorruptCheckpointError
+from raystate.core.formats.tree import WriteOptions
 
 
 @pytest.fixture(scope="module")

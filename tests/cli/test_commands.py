@@ -17,10 +17,10 @@ import pytest
 from raystate import __version__, verification
 from raystate.cli import gc
 from raystate.cli import verify as verifying
-from raystate.core.errors import StorageError
-from raystate.core.log import claim_entry
-from raystate.core.messages import LiveStep
-from raystate.core.tree import Package
+from raystate.core.formats.errors import StorageError
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import LiveStep
+from raystate.core.formats.tree import Package
 from raystate.reader.saving import save
 from raystate.storage import RunLog, StepFolder, Storage, open_storage
 from raystate.verification import BadObject

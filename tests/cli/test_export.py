@@ -24,8 +24,8 @@ from flax import serialization
 from orbax.checkpoint import v1
 
 import raystate
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
-from raystate.core.tree import DataObject, Package, TreeSpec
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.core.formats.tree import DataObject, Package, TreeSpec
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import ObjectExistsError, StepFolder, Storage, StorageWrapper, open_storage
 from raystate.storage.names import MARKER, log_name

@@ -22,8 +22,8 @@ from flax.training import checkpoints
 from orbax.checkpoint import v1
 
 import raystate
-from raystate.core.errors import ConfigError, CorruptCheckpointError, RunInUseError, StaleAttemptError, StorageError
-from raystate.core.log import claim_entry
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, RunInUseError, StaleAttemptError, StorageError
+from raystate.core.formats.log import claim_entry
 from raystate.storage import RunLog, StepFolder, find_garbage, open_storage
 from raystate.transfer import IncomingStep, SourceOptions, boxes, import_steps, open_source, orbax_tree
 from raystate.verification import verify_log, verify_step

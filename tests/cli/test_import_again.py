@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.storage import RunLog, StepFolder, open_storage
 from raystate.transfer import IncomingStep, import_steps, open_source
 from raystate.verification import verify_log, verify_step

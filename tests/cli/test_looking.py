@@ -23,9 +23,9 @@ import typer.main
 
 from raystate.cli import app
 from raystate.cli.console import size
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.log import claim_entry
-from raystate.core.messages import Intent, LiveStep
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import Intent, LiveStep
 from raystate.inspection import Checkpoints, differences
 from raystate.inspection.differences import compare
 from raystate.orbax.step_reader import StepReader

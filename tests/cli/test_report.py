@@ -181,8 +181,8 @@ def test_a_damaged_log_and_ledger_are_said(run: Path, tmp_path: Path, capsys: py
 
 
 def test_a_set_aside_step_is_told_with_its_reason(tmp_path: Path) -> None:
-    from raystate.core.log import claim_entry, next_entry
-    from raystate.core.messages import LiveStep
+    from raystate.core.formats.log import claim_entry, next_entry
+    from raystate.core.formats.messages import LiveStep
     from raystate.storage import RunLog
 
     storage = open_storage(tmp_path / "run")

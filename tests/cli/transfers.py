@@ -15,7 +15,7 @@ import pytest
 import raystate
 from raystate.arrays.tree import STORABLE
 from raystate.cli import main
-from raystate.core.tree import LeafSpec
+from raystate.core.formats.tree import LeafSpec
 from raystate.inspection import Checkpoints
 from raystate.transfer import open_source
 from tests.orbax.from_state import publish

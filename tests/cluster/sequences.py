@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 from raystate.actors.link import RayLink
 from raystate.actors.naming import coordinator_name, find_actor, find_hosts, host_name, wait_until_gone
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 from raystate.manager import StateManager
 from raystate.reader import Reader
 from raystate.storage import RunLog, open_storage, run_hash

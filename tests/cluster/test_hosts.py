@@ -20,7 +20,7 @@ from raystate.actors.naming import find_hosts, host_name, run_actors
 from raystate.actors.release import release
 from raystate.arena import arena_path, default_root
 from raystate.arena.files import PREFIX
-from raystate.core.messages import HostId
+from raystate.core.formats.messages import HostId
 from raystate.storage import run_hash
 from raystate.storage.names import log_name
 from tests.cluster.strikes import pid_of, wait_for_line

@@ -24,8 +24,8 @@ from raystate.actors.entering import this_owner
 from raystate.actors.host import HostActor
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.arena import default_root
-from raystate.core.log import claim_entry
-from raystate.core.messages import Failure
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import Failure
 from raystate.storage import RunLog, open_storage, run_hash
 from tests.cluster.scripts import Script
 from tests.cluster.strikes import newest_in_memory, pid_of, wait_for_line

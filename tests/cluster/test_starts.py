@@ -28,7 +28,7 @@ from raystate.actors.kept import Kept
 from raystate.actors.naming import coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.actors.release import release
 from raystate.arena import arena_path, default_root
-from raystate.core.messages import HostId
+from raystate.core.formats.messages import HostId
 from raystate.storage import run_hash
 from tests.cluster.strikes import pid_of, wait_for_line
 from tests.cluster.training import wait_for

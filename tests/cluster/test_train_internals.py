@@ -48,7 +48,7 @@ from raystate.actors.blame import raised
 from raystate.actors.draining import draining_nodes
 from raystate.cli import story
 from raystate.config import StateConfig
-from raystate.core.elastic import Sizes
+from raystate.core.launcher.elastic import Sizes
 from raystate.runtime.ends import End
 from raystate.train import bundles, elastic, endings, group_actors, jax_backend, launch, nodes, standby, telling
 from raystate.train import callback as callback_module

@@ -13,7 +13,7 @@ import pytest
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from raystate import RayTrainCallback, StateConfig, launch_context
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.manager.opening import is_launched
 from raystate.runtime.ends import End

@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import raystate
 from raystate.compat import flax_checkpoints as ours
 from raystate.compat.flax_directory import removed
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StepNotFoundError
 from raystate.storage import posix
 from raystate.transfer import IncomingStep, import_steps
 

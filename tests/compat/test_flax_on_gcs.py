@@ -17,7 +17,7 @@ from flax import serialization
 import raystate
 from raystate.compat import flax_checkpoints as ours
 from raystate.compat import flax_directory, flax_writing
-from raystate.core.errors import CorruptCheckpointError, StorageError
+from raystate.core.formats.errors import CorruptCheckpointError, StorageError
 from raystate.legacy import LegacyDirectory
 from raystate.storage import Storage, open_storage
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend

@@ -18,7 +18,7 @@ import raystate
 from raystate.compat import flax_checkpoints as ours
 from raystate.compat import flax_turns
 from raystate.compat.flax_writing import Msgpack
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import open_storage, posix
 from raystate.storage.directory import DirectoryStorage
 from raystate.storage.placing import new_save

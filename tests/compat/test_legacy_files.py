@@ -25,7 +25,7 @@ from orbax.checkpoint.aggregate_handlers import MsgpackHandler
 
 import raystate
 from raystate.compat import flax_checkpoints as ours
-from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, RaystateError
 from raystate.legacy import LegacyDirectory, boxes
 from raystate.legacy.directory import steps_of
 from raystate.storage import open_storage

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raystate import ConfigError, StateConfig
-from raystate.core.messages import Settings
+from raystate.core.formats.messages import Settings
 
 
 @dataclasses.dataclass(frozen=True)

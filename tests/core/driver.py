@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from raystate.core.coordinator import Coordinator
-from raystate.core.log import claim_entry
-from raystate.core.messages import (
+from raystate.core.coordinator.machine import Coordinator
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import (
     Advice,
     Advise,
     Answer,

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from raystate.core.coordinator import Coordinator
-from raystate.core.log import claim_entry
-from raystate.core.messages import (
+from raystate.core.coordinator.machine import Coordinator
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import (
     Advise,
     Answer,
     Append,

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Appended,
     HostReported,
     Proposal,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from raystate.core.host import Host
-from raystate.core.host_messages import (
+from raystate.core.formats.host_messages import (
     CommitCopy,
     CopyFailed,
     CopyFilled,
@@ -18,7 +17,7 @@ from raystate.core.host_messages import (
     SetFound,
     Tell,
 )
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Advise,
     Copy,
     HostId,
@@ -30,6 +29,7 @@ from raystate.core.messages import (
     Staged,
     TrainerSeen,
 )
+from raystate.core.host.machine import Host
 from tests.core.driver import Driver
 
 C = TypeVar("C")

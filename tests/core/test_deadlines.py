@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Append,
     Appended,
     Ask,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from raystate.core.elastic import FEW_STEPS, GROWN_FOR, MOST_HELD, MOST_PATIENCE, SETTLE_S, Elastic, Sizes, Wish, room_of
-from raystate.core.errors import ConfigError
-from raystate.core.messages import EndTrainers, HostId, HostLeaving, Proposal, ResizeAsked, TrainerExited
+from raystate.core.formats.errors import ConfigError
+from raystate.core.formats.messages import EndTrainers, HostId, HostLeaving, Proposal, ResizeAsked, TrainerExited
+from raystate.core.launcher.elastic import FEW_STEPS, GROWN_FOR, MOST_HELD, MOST_PATIENCE, SETTLE_S, Elastic, Sizes, Wish, room_of
 from tests.core.driver import Driver, running
 
 EVERY_S = 30.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from raystate.core.entries import DELETE, Fact
-from raystate.core.messages import (
+from raystate.core.formats.entries import DELETE, Fact
+from raystate.core.formats.messages import (
     Answer,
     Ask,
     BuildPackage,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from raystate.core.errors import ALL_ERRORS
-from raystate.core.texts import counted, printable
+from raystate.core.formats.errors import ALL_ERRORS
+from raystate.core.formats.texts import counted, printable
 
 
 def test_an_error_travels_with_its_facts_and_notes():

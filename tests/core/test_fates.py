@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from raystate.core.entries import MOST_FACTS, Fact, lost_saves
-from raystate.core.log import next_entry
-from raystate.core.messages import (
+from raystate.core.formats.entries import MOST_FACTS, Fact, lost_saves
+from raystate.core.formats.log import next_entry
+from raystate.core.formats.messages import (
     Append,
     DeleteAsked,
     Failure,
@@ -26,7 +26,7 @@ from raystate.core.messages import (
     Write,
     Written,
 )
-from raystate.core.own_promises import REMEMBERED, OwnPromises
+from raystate.core.trainer.own_promises import REMEMBERED, OwnPromises
 from tests.core.driver import AB, Driver, history, running
 
 FULL = "the disk is full"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-from raystate.core import own_promises
-from raystate.core.messages import SnapshotId
+from raystate.core.formats.messages import SnapshotId
+from raystate.core.trainer import own_promises
 from tests.core.driver import running
 
 

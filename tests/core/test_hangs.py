@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from raystate.core.host import Host
-from raystate.core.host_messages import Connected, Disconnected, Examine, Examined, Kill, Tell
-from raystate.core.messages import EndTrainers, FlushAsked, HostId, Log, TrainerExited
+from raystate.core.formats.host_messages import Connected, Disconnected, Examine, Examined, Kill, Tell
+from raystate.core.formats.messages import EndTrainers, FlushAsked, HostId, Log, TrainerExited
+from raystate.core.host.machine import Host
 from tests.core.driver import AB, Driver, running
 
 LIMIT_S = 30.0

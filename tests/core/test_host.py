@@ -7,10 +7,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from raystate.core.errors import InvalidTransitionError
-from raystate.core.held import applies
-from raystate.core.host import HEARTBEAT_S, Host
-from raystate.core.host_messages import (
+from raystate.core.formats.errors import InvalidTransitionError
+from raystate.core.formats.host_messages import (
     AlreadyExecuted,
     Connected,
     Disconnected,
@@ -35,7 +33,7 @@ from raystate.core.host_messages import (
     Unlocked,
     WriteEnded,
 )
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Advice,
     EndTrainers,
     HostId,
@@ -51,7 +49,9 @@ from raystate.core.messages import (
     TrainerWord,
     Write,
 )
-from raystate.core.slots import why_reusable
+from raystate.core.host.held import applies
+from raystate.core.host.machine import HEARTBEAT_S, Host
+from raystate.core.host.slots import why_reusable
 
 
 def slot(lineage: str = "", step: int = 0) -> Staged | None:

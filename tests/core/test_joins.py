@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from raystate.core.commands import Log
-from raystate.core.errors import InvalidTransitionError
-from raystate.core.messages import (
+from raystate.core.formats.commands import Log
+from raystate.core.formats.errors import InvalidTransitionError
+from raystate.core.formats.messages import (
     Ask,
     EndTrainers,
     Failure,
@@ -23,7 +23,7 @@ from tests.core.driver import AB, Driver, running
 
 
 def test_core_loads_no_framework():
-    code = "import sys, raystate.core.coordinator; print([m for m in ('ray', 'jax', 'numpy') if m in sys.modules])"
+    code = "import sys, raystate.core.coordinator.machine; print([m for m in ('ray', 'jax', 'numpy') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
@@ -45,9 +45,9 @@ def test_the_log_says_who_has_joined(hosts: list[str], who: str):
 
 
 def test_asks_before_the_claim_wait_for_it():
-    from raystate.core.coordinator import Coordinator
-    from raystate.core.log import claim_entry
-    from raystate.core.messages import Answer, Claimed, Settings
+    from raystate.core.coordinator.machine import Coordinator
+    from raystate.core.formats.log import claim_entry
+    from raystate.core.formats.messages import Answer, Claimed, Settings
 
     core = Coordinator(Settings(run="r", storage="s"))
     join = Joined(ask=Ask("q"), group="g", rank=0, world=1, host=HostId("a"), nonce="n")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raystate.core.entries import DELETE, MOST_FACTS, Fact, deleted_steps, lost_saves, newest_facts
-from raystate.core.log import claim_entry, key_of, live_steps, next_entry, published_steps, refuse_retire, refuse_save
-from raystate.core.messages import (
+from raystate.core.coordinator.retention import choose_retired
+from raystate.core.formats.entries import DELETE, MOST_FACTS, Fact, deleted_steps, lost_saves, newest_facts
+from raystate.core.formats.log import claim_entry, key_of, live_steps, next_entry, published_steps, refuse_retire, refuse_save
+from raystate.core.formats.messages import (
     Intent,
     LiveStep,
     LogEntry,
     SnapshotId,
 )
-from raystate.core.retention import choose_retired
 from tests.steps import keep_newest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raystate.core.messages import EndTrainers, HostDown, HostId, HostLeaving, Proposal, TrainerExited
+from raystate.core.formats.messages import EndTrainers, HostDown, HostId, HostLeaving, Proposal, TrainerExited
 from tests.core.driver import Driver, running
 from tests.core.test_deadlines import said
 

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from raystate.core.names import HostId
-from raystate.core.peers import Peers, assign_peers
+from raystate.core.coordinator.peers import Peers, assign_peers
+from raystate.core.formats.names import HostId
 
 CLUSTERS = 300
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raystate.core.commands import MOST_OLDER
-from raystate.core.messages import (
+from raystate.core.formats.commands import MOST_OLDER
+from raystate.core.formats.messages import (
     Answer,
     Append,
     Appended,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Advise,
     Append,
     Appended,
@@ -338,7 +338,7 @@ def test_takeover_finishes_open_intents_publication_first():
 
 
 def test_hold_rule_refuses_a_step_with_a_strangers_open_retire():
-    from raystate.core.messages import AttemptDead
+    from raystate.core.formats.messages import AttemptDead
 
     intents = (Intent(kind="retire", step=4, save="a1k4", attempt=1, seq=9),)
     driver = Driver(tail=history(3, intents=intents))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raystate.core.messages import FlushAsked, FlushReply, JoinReply, SnapshotId, Tick
+from raystate.core.formats.messages import FlushAsked, FlushReply, JoinReply, SnapshotId, Tick
 from tests.core.fleet import PHASES, ready
 
 pytestmark = pytest.mark.timeout(1200)  # counting is slow, on a busy machine very

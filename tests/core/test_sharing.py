@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raystate.core.boxes import Box, cut, difference, intersection
-from raystate.core.names import HostId
-from raystate.core.sharing import HERE, HeldPiece, WantedBox, share_out
+from raystate.core.formats.boxes import Box, cut, difference, intersection
+from raystate.core.formats.names import HostId
+from raystate.core.trainer.sharing import HERE, HeldPiece, WantedBox, share_out
 
 SHAPE = (6, 5)
 WHOLE = Box((0, 0), SHAPE)

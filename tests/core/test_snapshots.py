@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     NOWHERE,
     Advise,
     HostId,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raystate.core.messages import HostDown, HostId
-from raystate.core.status import status_of
+from raystate.core.coordinator.status import status_of
+from raystate.core.formats.messages import HostDown, HostId
 from tests.core.driver import Driver
 
 

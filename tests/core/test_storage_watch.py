@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from raystate.core.messages import Appended, HostDown, HostId, Log, Progress, PublishDone, SaveId, SnapshotId, Write, Written
+from raystate.core.formats.messages import (
+    Appended,
+    HostDown,
+    HostId,
+    Log,
+    Progress,
+    PublishDone,
+    SaveId,
+    SnapshotId,
+    Write,
+    Written,
+)
 from tests.core.driver import Driver, running
 
 

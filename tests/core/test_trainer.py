@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from raystate.core.errors import BarrierTimeoutError, InvalidTransitionError, StepOrderError
-from raystate.core.messages import (
+from raystate.core.formats.errors import BarrierTimeoutError, InvalidTransitionError, StepOrderError
+from raystate.core.formats.messages import (
     Failure,
     HostWord,
     Proposal,
     SnapshotId,
 )
-from raystate.core.trainer import Trainer
+from raystate.core.trainer.machine import Trainer
 
 
 def host(*grants: int, **more: object) -> HostWord:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raystate.core.errors import CapacityError
-from raystate.core.messages import Failure, HostWord, Proposal, TrainerWord
-from raystate.core.words import (
+from raystate.core.formats.errors import CapacityError
+from raystate.core.formats.messages import Failure, HostWord, Proposal, TrainerWord
+from raystate.core.formats.words import (
     MAX_SLOTS,
     MAX_WORD_BYTES,
     cut,

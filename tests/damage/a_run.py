@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from raystate.arrays import PackedItems, copy, describe, hold, pack_items
-from raystate.core.log import claim_entry, key_of, live_steps, next_entry
-from raystate.core.messages import HostId, LiveStep, LogEntry
-from raystate.core.tree import SlotTable, WriteOptions
+from raystate.core.formats.log import claim_entry, key_of, live_steps, next_entry
+from raystate.core.formats.messages import HostId, LiveStep, LogEntry
+from raystate.core.formats.tree import SlotTable, WriteOptions
 from raystate.runtime.ledger import EVENTS
 from raystate.runtime.packaging import build_package
 from raystate.runtime.parts import HostPart

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import raystate
-from raystate.core.errors import (
+from raystate.core.formats.errors import (
     CorruptCheckpointError,
     ItemTopologyError,
     RaystateError,

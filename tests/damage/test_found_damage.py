@@ -13,8 +13,8 @@ import pytest
 
 from raystate import verification
 from raystate.arrays import set_iterators
-from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
-from raystate.core.tree import ArraySpec, LeafSpec
+from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
+from raystate.core.formats.tree import ArraySpec, LeafSpec
 from raystate.orbax.array_reads import read_boxes
 from raystate.runtime.ledger import EVENTS, LoggedRecovery, read_ledger
 from raystate.storage import open_storage

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from raystate.core import entries as log_entries
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.log import claim_entry, key_of, live_steps, next_entry
-from raystate.core.messages import LiveStep, LogEntry
+from raystate.core.formats import entries as log_entries
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.log import claim_entry, key_of, live_steps, next_entry
+from raystate.core.formats.messages import LiveStep, LogEntry
 from raystate.storage import RunLog, Storage, find_garbage, foreign_steps, open_storage, visible_steps
 from raystate.storage.names import BASES, LOG, MARKER, PACKAGES, base_name, log_name, package_name, step_name
 from tests.damage.a_run import RUN
@@ -148,7 +148,7 @@ def test_after_losing_the_newest_entries_no_package_of_a_visible_step_is_garbage
 
 
 def test_entries_without_a_checksum_are_found_out(tmp_path: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch):
-    from raystate.core import sealed
+    from raystate.core.formats import sealed
 
     def trusting(data: bytes) -> dict[str, object]:
         return sealed.json.loads(data)

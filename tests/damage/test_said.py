@@ -21,7 +21,7 @@ import pytest
 
 import raystate
 from raystate.cli import app
-from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError, ReferenceMismatchError
+from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError, ReferenceMismatchError
 from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage import open_storage
 from raystate.verification import verify_step

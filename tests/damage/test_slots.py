@@ -8,9 +8,9 @@ import pytest
 
 from raystate.arrays import copy, describe
 from raystate.arrays.stage import views
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.messages import HostId, SaveId, Write
-from raystate.core.tree import SlotTable
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.messages import HostId, SaveId, Write
+from raystate.core.formats.tree import SlotTable
 from raystate.runtime import writing
 from raystate.runtime.parts import HostPart
 from raystate.storage import open_storage

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.testing.gcs import FaultRule, GcsServer
 from raystate.testing.gcs.faults import Faults, parse_rules
 from tests.gcs.raw import Raw

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.testing.gcs import GcsControl, GcsServer
 from tests.gcs.raw import Raw
 from tests.patience import PATIENCE_S

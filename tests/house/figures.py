@@ -44,13 +44,13 @@ def all_code(folder: Path) -> int:
 
 def _classes(*names: str) -> int:
     """Public classes that these modules of core declare."""
-    trees = [ast.parse((CORE / name).read_text()) for name in names]
+    trees = [ast.parse((CORE / "formats" / name).read_text()) for name in names]
     return sum(isinstance(node, ast.ClassDef) and not node.name.startswith("_") for tree in trees for node in tree.body)
 
 
 def union(module: str, name: str) -> int:
     """How many kinds a union type has."""
-    for node in ast.parse((CORE / module).read_text()).body:
+    for node in ast.parse((CORE / "formats" / module).read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
             return sum(isinstance(one, ast.Name) for one in ast.walk(node.value))
     raise LookupError(name)
@@ -60,7 +60,7 @@ def parts() -> int:
     """Objects that the Coordinator's machine is made of."""
     (machine,) = (
         node
-        for node in ast.parse((CORE / "coordinator.py").read_text()).body
+        for node in ast.parse((CORE / "coordinator" / "machine.py").read_text()).body
         if isinstance(node, ast.ClassDef) and node.name == "Coordinator"
     )
     (init,) = (node for node in machine.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
@@ -72,8 +72,16 @@ def longest_chain() -> int:
     """Modules of core in a row, each of which imports the next."""
     imports: dict[str, set[str]] = {}
     for path, _, tree in sources(CORE):
-        found = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
-        imports[path.stem] = {name.removeprefix("raystate.core.") for name in found if name.startswith("raystate.core.")}
+        found = [
+            (node.module, alias.name)
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        ]
+        name = ".".join(path.relative_to(REPO).with_suffix("").parts)
+        imports[name] = {
+            one for module, alias in found for one in (module, f"{module}.{alias}") if one.startswith("raystate.core.")
+        }
     depths: dict[str, int] = {}
 
     def depth(name: str) -> int:

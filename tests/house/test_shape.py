@@ -67,7 +67,7 @@ def public(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str, Definit
                 yield from public(node.body, f"{owner}{node.name}.")
 
 
-@pytest.mark.parametrize("path", sorted((REPO / "raystate" / "core").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((REPO / "raystate" / "core").rglob("*.py")), ids=lambda path: path.stem)
 def test_all_of_core_says_what_it_does(path: Path):
     tree = ast.parse(path.read_text())
     assert not tree.body or ast.get_docstring(tree), "the module itself"

@@ -26,7 +26,7 @@ from jobs.drill.plan import FIXED, KINDS, PHASES, faults
 from jobs.drill.strikes import limits
 from jobs.drill.table import KIND_NAMES, show
 from jobs.drill.watch import TooLate, phase_of
-from raystate.core.errors import lost_steps
+from raystate.core.formats.errors import lost_steps
 
 CLOCK = Path(command.__file__).parent / "clock"
 

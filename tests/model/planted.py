@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import raystate.arrays.tree as tree
-import raystate.core.group as group
-import raystate.core.host as host
-import raystate.core.journal as journal
-import raystate.core.leaving as leaving
-import raystate.core.saves as saves
-import raystate.core.storage_watch as storage_watch
-import raystate.core.trainer as trainer
+import raystate.core.coordinator.group as group
+import raystate.core.coordinator.journal as journal
+import raystate.core.coordinator.leaving as leaving
+import raystate.core.coordinator.saves as saves
+import raystate.core.coordinator.storage_watch as storage_watch
+import raystate.core.host.machine as host
+import raystate.core.trainer.machine as trainer
 import raystate.manager.facade as facade
 import raystate.manager.newest as newest
 import raystate.manager.pace as pace
@@ -26,9 +26,9 @@ import raystate.manager.restoring as restoring
 import raystate.manager.room as room
 import raystate.manager.session as session
 import raystate.runtime.slot_store as slot_store
-from raystate.core.host_messages import Connected, Kill
-from raystate.core.messages import SnapshotId
-from raystate.core.words import host_word_to_json
+from raystate.core.formats.host_messages import Connected, Kill
+from raystate.core.formats.messages import SnapshotId
+from raystate.core.formats.words import host_word_to_json
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raystate.core.errors import (
+from raystate.core.formats.errors import (
     BarrierTimeoutError,
     CapacityError,
     ConfigError,

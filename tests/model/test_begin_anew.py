@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.reader import Reader
 from raystate.storage import open_storage
 from raystate.transfer.removing import remove_run

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import raystate
-from raystate.core.errors import ReferenceMismatchError
+from raystate.core.formats.errors import ReferenceMismatchError
 from raystate.manager import StateManager
 from raystate.restored import Restored
 from tests.arrays.test_placing import buffers

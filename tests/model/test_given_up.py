@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.inspection.listing import given_up
 from raystate.manager.session import Session
 from raystate.storage import open_storage

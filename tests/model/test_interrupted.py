@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.messages import HostLeaving
+from raystate.core.formats.messages import HostLeaving
 from tests.model.world import Rank, World
 
 MOST_STEPS = 2000

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.errors import ReferenceMismatchError
+from raystate.core.formats.errors import ReferenceMismatchError
 from raystate.manager import StateManager
 from tests.model.test_every_tier import from_tier
 from tests.model.test_restore_uses import Play, play  # noqa: F401 - a fixture

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.messages import HostWord
-from raystate.core.settings import most_wait_s
+from raystate.core.formats.messages import HostWord
+from raystate.core.formats.settings import most_wait_s
 from raystate.manager.pace import WORD_S, StoragePace
 from tests.model.world import Rank, World
 

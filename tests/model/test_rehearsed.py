@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import tests.model.world as model
-from raystate.core.errors import ConfigError, Interrupted
+from raystate.core.formats.errors import ConfigError, Interrupted
 from raystate.manager.rehearsed import RehearsedManager
 from raystate.rehearsal.plays import records_of
 from raystate.rehearsal.verdict import PLAYS, Played, Rehearsal, Verdict

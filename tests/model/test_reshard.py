@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.messages import HostId
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.messages import HostId
 from raystate.restored import Restored
 from tests.model.world import Rank, World
 

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1
 
 import raystate
-from raystate.core.errors import (
+from raystate.core.formats.errors import (
     ConfigError,
     CorruptCheckpointError,
     ReferenceMismatchError,

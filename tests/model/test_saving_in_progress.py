@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.messages import FlushAsked
+from raystate.core.formats.messages import FlushAsked
 from tests.model.world import ModelLink, Rank, World
 
 MOST_S = 120.0  # of the world's

@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from raystate.core.coordinator import Coordinator
-from raystate.core.status import RunStatus, status_of
+from raystate.core.coordinator.machine import Coordinator
+from raystate.core.coordinator.status import RunStatus, status_of
 from tests.model.world import Rank, World
 
 STATE = {"w": np.zeros(3)}

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from raystate.core import journal
-from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
-from raystate.core.messages import DeleteAsked, FlushReply
+from raystate.core.coordinator import journal
+from raystate.core.formats.errors import ConfigError, RaystateError, StepNotFoundError
+from raystate.core.formats.messages import DeleteAsked, FlushReply
 from raystate.reader import Reader
 from raystate.runtime.link import Unreachable
 from tests.model.world import ModelLink, Rank, World

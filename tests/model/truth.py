@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from raystate.core.messages import SnapshotId, Staged
+from raystate.core.formats.messages import SnapshotId, Staged
 from raystate.inspection import open_step
 from raystate.restored import content_from_storage
 from raystate.storage import open_storage

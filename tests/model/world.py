@@ -23,8 +23,8 @@ from typing import Any
 
 from raystate.arena import HostArena, arena_path, default_root
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError, StorageError
-from raystate.core.messages import (
+from raystate.core.formats.errors import RaystateError, StorageError
+from raystate.core.formats.messages import (
     Advice,
     Copy,
     EndTrainers,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raystate.arrays import ReadRequest, Spare, copy, describe, hold
-from raystate.core.tree import Layout, SlotTable
+from raystate.core.formats.tree import Layout, SlotTable
 from raystate.orbax.merge import build_files
 from raystate.orbax.step_reader import StepReader
 from raystate.orbax.writer import write_item

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raystate.core.tree import ArraySpec, DataObject, LeafSpec, TreeSpec
+from raystate.core.formats.tree import ArraySpec, DataObject, LeafSpec, TreeSpec
 from raystate.orbax.merge import build_files, own_folders
 from raystate.orbax.writer import write_item
 from raystate.runtime.share import write_share

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.log import claim_entry
-from raystate.core.messages import LiveStep, LogEntry
-from raystate.core.tree import Package
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import LiveStep, LogEntry
+from raystate.core.formats.tree import Package
 from raystate.storage import RunLog, StepFolder, Storage, foreign_steps, open_storage, visible_steps
 from raystate.storage.names import MARKER
 from raystate.verification import verify_log, verify_step

@@ -19,7 +19,7 @@ from orbax.checkpoint import v1
 
 from raystate.arrays import Holding, MemorySource, describe, restore_tree
 from raystate.arrays.tree import STORABLE
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from tests.orbax.from_state import STEP, Source, publish, reader_of, staged
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

@@ -20,8 +20,8 @@ from orbax.checkpoint import v1
 
 import raystate
 from raystate.arrays import checkpointables, is_checkpointable, pack_items
-from raystate.core.errors import ConfigError, ReferenceMismatchError
-from raystate.core.own_files import MOST_BYTES
+from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
+from raystate.core.formats.own_files import MOST_BYTES
 from raystate.storage import open_storage
 from raystate.transfer import SourceOptions, import_steps, open_source
 from raystate.verification import verify_step

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
+from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec
 from raystate.orbax.coverage import coverage_gaps
 
 

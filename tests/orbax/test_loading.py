@@ -20,7 +20,7 @@ from orbax.checkpoint import v1
 
 import raystate
 from raystate.arrays.tree import STORABLE
-from raystate.core.errors import ConfigError, ReferenceMismatchError
+from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from tests.arrays.saved import Saved
 from tests.orbax.from_state import publish
 from tests.processes import run_job

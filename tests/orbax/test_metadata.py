@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 import raystate
 from raystate.cli import app
-from raystate.core.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
-from raystate.core.tree import ArraySpec, Package
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
+from raystate.core.formats.tree import ArraySpec, Package
 from raystate.inspection.boxes import boxes_of
 from raystate.orbax import kv
 from raystate.orbax.stored import stored_values

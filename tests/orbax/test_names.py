@@ -14,7 +14,7 @@ import pytest
 from orbax.checkpoint import v1
 
 from raystate.arrays import check_custom, check_metrics, describe, names, pack_items, restore_tree
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from tests.orbax.from_state import STEP, Source, publish, reader_of
 from tests.orbax.state_example import flat
 

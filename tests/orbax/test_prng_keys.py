@@ -16,8 +16,8 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from raystate.arrays import restore_tree
-from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
-from raystate.core.tree import TreeSpec
+from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
+from raystate.core.formats.tree import TreeSpec
 from raystate.orbax.step_metadata import parse_key_impls
 from tests.orbax import from_state
 from tests.orbax.from_state import Source, reader_of

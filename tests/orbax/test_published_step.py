@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError
-from raystate.core.tree import Package
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StepNotFoundError
+from raystate.core.formats.tree import Package
 from raystate.orbax.coverage import coverage_gaps
 from raystate.orbax.merge import GRAIN_HANDLER, build_files, merge_writers
 from raystate.orbax.step_reader import StepReader

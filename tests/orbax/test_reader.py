@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.tree import Package
+from raystate.core.formats.tree import Package
 from raystate.inspection import places
 from raystate.orbax.step_files import StepFiles
 from raystate.orbax.step_reader import StepReader
@@ -325,7 +325,7 @@ def test_nan_is_never_the_best(tmp_path: Path):
 
 
 def test_the_best_is_what_retention_keeps(tmp_path: Path):
-    from raystate.core.messages import LiveStep
+    from raystate.core.formats.messages import LiveStep
     from raystate.runtime.retention import preservation_policy, preserved
 
     values = {1: math.nan, 2: 3.0, 3: -math.inf, 4: 1.0, 5: -math.inf, 6: math.inf, 7: 2.0}

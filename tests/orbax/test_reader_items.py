@@ -16,9 +16,15 @@ import pytest
 import tensorstore as ts
 
 import raystate
-from raystate.core.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError, StorageError
-from raystate.core.log import claim_entry
-from raystate.core.messages import LogEntry
+from raystate.core.formats.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    ReferenceMismatchError,
+    StepNotFoundError,
+    StorageError,
+)
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import LogEntry
 from raystate.storage import RunLog, Storage, foreign_checkpoints, foreign_steps, open_storage, why_empty
 from raystate.storage.names import log_name
 from raystate.transfer import import_steps, open_source

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from orbax.checkpoint import checkpoint_managers as cm
 
 from raystate.config import StateConfig
-from raystate.core.messages import LiveStep
-from raystate.core.retention import choose_retired
+from raystate.core.coordinator.retention import choose_retired
+from raystate.core.formats.messages import LiveStep
 from raystate.runtime.retention import orbax_keep
 
 NAN = float("nan")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.orbax.step_metadata import parse_shardings, parse_step, parse_tree
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import open_storage

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.errors import CorruptCheckpointError, StorageError
-from raystate.core.tree import DataObject, Package
+from raystate.core.formats.errors import CorruptCheckpointError, StorageError
+from raystate.core.formats.tree import DataObject, Package
 from raystate.orbax import kv
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import Storage, open_storage

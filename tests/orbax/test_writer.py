@@ -9,8 +9,8 @@ import pytest
 import tensorstore as ts
 
 from raystate.arrays.tree import STORABLE
-from raystate.core.errors import ConfigError, StorageError
-from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
+from raystate.core.formats.errors import ConfigError, StorageError
+from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec
 from raystate.orbax import writer as writer_module
 from raystate.orbax.writer import write_item
 from raystate.runtime.share import write_share
@@ -103,7 +103,7 @@ def test_storage_that_cannot_be_written_is_a_storage_error(tmp_path: Path):
 MEASURE = """
 import sys, threading, numpy as np, psutil
 from pathlib import Path
-from raystate.core.tree import ArraySpec, LeafSpec, Layout, Piece, TreeSpec
+from raystate.core.formats.tree import ArraySpec, LeafSpec, Layout, Piece, TreeSpec
 from raystate.orbax.writer import write_item
 
 folder, chunk = sys.argv[1], tuple(map(int, sys.argv[2].split("x")))

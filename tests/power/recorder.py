@@ -40,7 +40,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from raystate.core.errors import RaystateError
+from raystate.core.formats.errors import RaystateError
 
 Kind = Literal["create", "mkdir", "link", "unlink", "rmdir", "rename", "write", "resize", "fsync", "sync", "mark"]
 

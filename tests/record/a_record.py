@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.runtime.record import Recorder
 from raystate.storage import Storage, StorageWrapper, open_storage
 from tests.storage.harness import Process

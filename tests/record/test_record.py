@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from raystate.core.coordinator import Coordinator
-from raystate.core.errors import InvalidTransitionError, RaystateError
-from raystate.core.messages import Command, Event, Failure, HostDown, HostId, Joined, Settings, SnapshotId, Tick
+from raystate.core.coordinator.machine import Coordinator
+from raystate.core.formats.errors import InvalidTransitionError, RaystateError
+from raystate.core.formats.messages import Command, Event, Failure, HostDown, HostId, Joined, Settings, SnapshotId, Tick
 from raystate.runtime.coordinator_loop import CoordinatorLoop
 from raystate.runtime.record import AttemptRecord, Record, Recorder, read_record, replay
 from raystate.runtime.record_codec import KINDS, UnknownMessageError, decode, encode

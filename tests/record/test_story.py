@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Advice,
     Advise,
     Appended,

@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import raystate
 from raystate.arrays import copy, describe, hold, shards
-from raystate.core.local_values import local_checksums
-from raystate.core.messages import HostId
-from raystate.core.tree import CHUNK_BYTES, Layout, SlotTable, WriteOptions
+from raystate.core.formats.local_values import local_checksums
+from raystate.core.formats.messages import HostId
+from raystate.core.formats.tree import CHUNK_BYTES, Layout, SlotTable, WriteOptions
 from raystate.runtime.packaging import build_package
 from raystate.runtime.parts import HostPart
 from raystate.runtime.share import write_share

@@ -17,10 +17,10 @@ import numpy as np
 from raystate.arena import HostArena, SlotHeader, TrainerArena
 from raystate.arena.layouts import layout_name, put_layout
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError
-from raystate.core.messages import Copy, HostId, RestoreChoice, TrainerWord
-from raystate.core.tree import Layout, SlotTable
-from raystate.core.words import trainer_word_to_json
+from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.messages import Copy, HostId, RestoreChoice, TrainerWord
+from raystate.core.formats.tree import Layout, SlotTable
+from raystate.core.formats.words import trainer_word_to_json
 from raystate.inspection import open_step
 from raystate.manager.memory import MemorySnapshot, content_from_memory
 from raystate.restored import ReadOptions, Restored

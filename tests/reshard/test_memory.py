@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from raystate.core.messages import HostId
-from raystate.core.tree import Layout
+from raystate.core.formats.messages import HostId
+from raystate.core.formats.tree import Layout
 from tests.reshard.cases import Case, Leaf, Spec, publish
 from tests.reshard.conftest import ALL, TOPOLOGIES
 from tests.reshard.nodes import Nodes, Share

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from tests.reshard import cases as sizes
 from tests.reshard.cases import DTYPES, KEY, Case, Leaf, Spec, publish
 from tests.reshard.conftest import ALL, TOPOLOGIES

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raystate.core.coordinator import NO_REST, Coordinator
-from raystate.core.entries import own_commits
-from raystate.core.log import claim_entry
-from raystate.core.messages import (
+from raystate.core.coordinator.machine import NO_REST, Coordinator
+from raystate.core.formats.entries import own_commits
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import (
     Advise,
     Answer,
     Append,

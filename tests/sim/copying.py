@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raystate.core.host_messages import (
+from raystate.core.formats.host_messages import (
     CommitCopy,
     CopyFailed,
     CopyFilled,
@@ -15,7 +15,7 @@ from raystate.core.host_messages import (
     FillCopy,
     Place,
 )
-from raystate.core.messages import Staged
+from raystate.core.formats.messages import Staged
 from tests.sim.storage import BEFORE, Saved
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from raystate.core.host_messages import HostMemory
+from raystate.core.formats.host_messages import HostMemory
 from tests.sim.nodes import Node
 from tests.sim.trainers import TrainerProc
 

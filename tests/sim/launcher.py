@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from raystate.core.messages import Finish, LeaveReply, ResizeAsked
+from raystate.core.formats.messages import Finish, LeaveReply, ResizeAsked
 from tests.sim.network import Network
 from tests.sim.nodes import Node
 from tests.sim.storage import Violation

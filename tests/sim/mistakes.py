@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from raystate.core.errors import RaystateError, StepOrderError
-from raystate.core.messages import HostWord
-from raystate.core.trainer import Trainer
+from raystate.core.formats.errors import RaystateError, StepOrderError
+from raystate.core.formats.messages import HostWord
+from raystate.core.trainer.machine import Trainer
 from tests.sim.storage import Violation
 
 

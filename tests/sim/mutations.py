@@ -12,24 +12,12 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from raystate.core import (
-    agreement,
-    copies,
-    copying,
-    discards,
-    group,
-    held,
-    host,
-    inquiry,
-    journal,
-    memory,
-    restorable,
-    saves,
-    slots,
-    trainer,
-)
-from raystate.core.host_messages import Empty
-from raystate.core.messages import EndTrainers, LiveStep, SnapshotId, Staged, Write
+from raystate.core.coordinator import agreement, copying, discards, group, inquiry, journal, memory, restorable, saves
+from raystate.core.formats.host_messages import Empty
+from raystate.core.formats.messages import EndTrainers, LiveStep, SnapshotId, Staged, Write
+from raystate.core.host import copies, held, slots
+from raystate.core.host import machine as host
+from raystate.core.trainer import machine as trainer
 
 
 @contextmanager
@@ -172,7 +160,7 @@ def _no_hold_rule() -> Any:
     def is_closed(intent: Any, *, carried: Any, **_: Any) -> bool:
         return (intent.kind, intent.step, intent.save, intent.seq) in carried
 
-    from raystate.core import log
+    from raystate.core.formats import log
 
     return _patched(log, "is_closed", is_closed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raystate.core.messages import Answer, Settings
+from raystate.core.formats.messages import Answer, Settings
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.nodes import HEARTBEAT_S, HostProc, Node, Proc
 from tests.sim.truth import Truth

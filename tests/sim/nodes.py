@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raystate.core.host import Host
-from raystate.core.host_messages import (
+from raystate.core.formats.host_messages import (
     AlreadyExecuted,
     CommitCopy,
     Connected,
@@ -33,7 +32,7 @@ from raystate.core.host_messages import (
     Unlocked,
     WriteEnded,
 )
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     Advice,
     Copy,
     EndTrainers,
@@ -47,6 +46,7 @@ from raystate.core.messages import (
     Written,
     save_order,
 )
+from raystate.core.host.machine import Host
 from tests.sim.copying import Transfers
 from tests.sim.storage import BEFORE, Saved, Token, Violation
 

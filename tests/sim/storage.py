@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raystate.core.messages import Intent, LiveStep, LogEntry, SnapshotId
+from raystate.core.formats.messages import Intent, LiveStep, LogEntry, SnapshotId
 
 Saved = tuple[str, int]
 """(line, call): which call of save() gave the bytes. A line is what a script does from one restore to the next; core knows of none."""

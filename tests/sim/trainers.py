@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raystate.core.errors import RaystateError, StepOrderError
-from raystate.core.messages import (
+from raystate.core.formats.errors import RaystateError, StepOrderError
+from raystate.core.formats.messages import (
     Ask,
     DeleteAsked,
     Failure,
@@ -25,7 +25,7 @@ from raystate.core.messages import (
     TrainerWord,
     group_of,
 )
-from raystate.core.trainer import Trainer
+from raystate.core.trainer.machine import Trainer
 from tests.sim import mistakes
 from tests.sim.nodes import SLOTS, Node, Proc, SlotSet
 from tests.sim.storage import BEFORE, Promised, Saved, Violation

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from raystate.core.copying import Copying
-from raystate.core.held import GIVEN_UP
-from raystate.core.messages import (
+from raystate.core.coordinator.copying import Copying
+from raystate.core.formats.messages import (
     NOWHERE,
     Advise,
     Answer,
@@ -19,7 +18,8 @@ from raystate.core.messages import (
     group_of,
     lineage_order,
 )
-from raystate.core.settings import Settings
+from raystate.core.formats.settings import Settings
+from raystate.core.host.held import GIVEN_UP
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.nodes import Node, SlotSet
 from tests.sim.storage import Promised, Saved, Storage, Violation

@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from raystate.core.messages import (
+from raystate.core.formats.messages import (
     AttemptDead,
     HostDown,
     HostLeaving,

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from raystate.checksum import crc32c
-from raystate.core.tree import DataObject, Package
+from raystate.core.formats.tree import DataObject, Package
 from raystate.storage import Storage, open_storage
 from raystate.testing.gcs import GcsServer
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from raystate.core.errors import StaleAttemptError, StorageError
+from raystate.core.formats.errors import StaleAttemptError, StorageError
 from raystate.storage import Storage, collect_garbage
 from raystate.testing.storage import DiedError
 from tests.sim.storage import Violation

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from raystate.core.coordinator import Coordinator
-from raystate.core.errors import error_from_name
-from raystate.core.messages import (
+from raystate.core.coordinator.machine import Coordinator
+from raystate.core.formats.errors import error_from_name
+from raystate.core.formats.messages import (
     Ask,
     DeleteAsked,
     Event,

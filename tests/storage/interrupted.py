@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import Storage, StorageWrapper
 
 Result = TypeVar("Result")

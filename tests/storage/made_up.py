@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from raystate.core.errors import StorageError
-from raystate.core.messages import (
+from raystate.core.formats.errors import StorageError
+from raystate.core.formats.messages import (
     Advice,
     Copy,
     EndTrainers,
@@ -25,7 +25,7 @@ from raystate.core.messages import (
     TrainerSeen,
     Write,
 )
-from raystate.core.tree import Package, SlotTable
+from raystate.core.formats.tree import Package, SlotTable
 from raystate.runtime.parts import HostPart
 from raystate.storage import StepFolder, Storage, data_objects
 from raystate.storage.names import writer_name

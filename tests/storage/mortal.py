@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import Storage, StorageWrapper
 from raystate.storage.base import TEMPORARY_PREFIX, Listing, ObjectInfo
 from raystate.storage.names import GUARD, GUARD_TEXT, STATE

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from raystate.checksum import crc32c
-from raystate.core import entries
-from raystate.core.log import claim_entry, key_of, live_steps, next_entry
-from raystate.core.messages import Intent, LiveStep, LogEntry
-from raystate.core.tree import DataObject, Package
+from raystate.core.formats import entries
+from raystate.core.formats.log import claim_entry, key_of, live_steps, next_entry
+from raystate.core.formats.messages import Intent, LiveStep, LogEntry
+from raystate.core.formats.tree import DataObject, Package
 from raystate.storage import RunLog, StepFolder, Storage, StorageWrapper, foreign_steps, open_storage
 from raystate.storage.names import writer_name
 from tests.power.recorder import mark
@@ -168,8 +168,8 @@ def real_package(folder: StepFolder) -> Package:
 
 
 def _write_part(folder: StepFolder, host: int):
-    from raystate.core.messages import HostId
-    from raystate.core.tree import SlotTable
+    from raystate.core.formats.messages import HostId
+    from raystate.core.formats.tree import SlotTable
     from raystate.runtime.parts import HostPart
     from raystate.runtime.share import write_share
     from tests.orbax.published import pieces, state_tree, values_of

@@ -7,7 +7,7 @@ import random
 import secrets
 from dataclasses import dataclass
 
-from raystate.core.errors import RaystateError, StaleAttemptError, StorageError
+from raystate.core.formats.errors import RaystateError, StaleAttemptError, StorageError
 from raystate.storage import RunLog, Storage, assume_dead
 from raystate.storage.base import TEMPORARY_PREFIX
 from raystate.storage.directory import DirectoryStorage

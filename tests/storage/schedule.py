@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import Storage
 from raystate.testing.storage import DiedError
 from tests.storage.mortal import Mortal

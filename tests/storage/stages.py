@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import raystate.storage.log
-from raystate.core import entries
+from raystate.core.formats import entries
 from raystate.storage import Storage, open_storage
 from raystate.testing.gcs import GcsServer
 from tests.storage.backends import GCS_SERVER_RUNS

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from raystate.core import journal
-from raystate.core.entries import PlannedEntry
-from raystate.core.log import key_of
-from raystate.core.messages import Appended, LogEntry
-from raystate.core.tree import Package
+from raystate.core.coordinator import journal
+from raystate.core.formats.entries import PlannedEntry
+from raystate.core.formats.log import key_of
+from raystate.core.formats.messages import Appended, LogEntry
+from raystate.core.formats.tree import Package
 from raystate.runtime import storing
 from raystate.storage import ObjectInfo, RunLog, StepFolder, Storage, garbage, steps
 from raystate.storage.names import MARKER, STATE, attempt_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage import ObjectExistsError, ObjectMissingError, open_storage
 from raystate.storage.base import TEMPORARY_PREFIX

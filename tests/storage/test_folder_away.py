@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
-from raystate.core.errors import CorruptCheckpointError
-from raystate.core.log import claim_entry
+from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.log import claim_entry
 from raystate.storage import RunLog, StepFolder, Storage, open_storage, visible_steps
 from raystate.storage.names import LOG, PACKAGES, log_name
 from raystate.storage.wrapping import StorageWrapper

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from raystate.core.log import claim_entry
-from raystate.core.messages import Intent, LiveStep, LogEntry
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import Intent, LiveStep, LogEntry
 from raystate.storage import RunLog, StepFolder, Storage, collect_garbage, find_garbage, pinned, pinned_steps
 from raystate.storage.names import PINS
 from raystate.testing.storage.contract import tree

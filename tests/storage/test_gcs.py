@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import ObjectExistsError, ObjectMissingError, Storage, gcs, open_storage
 from raystate.testing.gcs import FaultRule, GcsServer
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend, gcs_server

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from raystate.core.errors import StorageError
-from raystate.core.messages import LeaveReply, ReleaseAsked, SaveId, Write
-from raystate.core.tree import Package
+from raystate.core.formats.errors import StorageError
+from raystate.core.formats.messages import LeaveReply, ReleaseAsked, SaveId, Write
+from raystate.core.formats.tree import Package
 from raystate.storage import Storage
 from raystate.testing.storage.contract import tree
 from tests.storage.harness import Process

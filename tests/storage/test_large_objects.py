@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.errors import CorruptCheckpointError, StorageError
+from raystate.core.formats.errors import CorruptCheckpointError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES
 from raystate.orbax import step_files
 from raystate.storage import gcs, objects, s3

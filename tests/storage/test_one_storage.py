@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raystate.core.errors import StorageError
-from raystate.core.log import claim_entry
+from raystate.core.formats.errors import StorageError
+from raystate.core.formats.log import claim_entry
 from raystate.runtime import one_storage
 from raystate.runtime.one_storage import Claim, not_one_storage, sees
 from raystate.storage import ObjectMissingError, RunLog, open_storage

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from raystate.core.errors import ConfigError, StepNotFoundError
-from raystate.core.log import claim_entry
-from raystate.core.messages import LiveStep
+from raystate.core.formats.errors import ConfigError, StepNotFoundError
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import LiveStep
 from raystate.storage import RunLog, Storage, assume_dead, assumed_dead, collect_garbage, pinned, pinned_steps
 from raystate.storage.names import PINS, TRASH
 from raystate.testing.storage import Failing

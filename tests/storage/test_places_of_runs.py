@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.errors import ConfigError, StorageError
-from raystate.core.log import claim_entry, live_steps
+from raystate.core.formats.errors import ConfigError, StorageError
+from raystate.core.formats.log import claim_entry, live_steps
 from raystate.storage import RunLog, Storage, foreign_steps, open_storage, owner_of
 from raystate.storage.names import GUARD, GUARD_TEXT, STATE
 from raystate.transfer.importing import import_steps

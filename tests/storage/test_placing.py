@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import (
     ObjectInfo,
     ObjectMissingError,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raystate.core.errors import StaleAttemptError, StepNotFoundError, StorageError
-from raystate.core.messages import LiveStep
+from raystate.core.formats.errors import StaleAttemptError, StepNotFoundError, StorageError
+from raystate.core.formats.messages import LiveStep
 from raystate.storage import LogReader, Storage, StorageWrapper, pinned, visible_steps
 from raystate.storage.names import log_name
 from raystate.testing.storage.contract import tree

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import ObjectExistsError, Storage, StorageWrapper, new_folder, open_storage, posix, put_back, replace_tree
 from raystate.storage.placing import TEMPORARY
 from tests.storage.test_placing import tree, write

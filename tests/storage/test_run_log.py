@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from raystate.core.entries import FORMAT, NO_BASE
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
-from raystate.core.log import claim_entry
-from raystate.core.messages import LiveStep, LogEntry
+from raystate.core.formats.entries import FORMAT, NO_BASE
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StorageError
+from raystate.core.formats.log import claim_entry
+from raystate.core.formats.messages import LiveStep, LogEntry
 from raystate.storage import RunLog, Storage
 from raystate.storage.log_reader import Tail
 from raystate.storage.names import GUARD, log_name

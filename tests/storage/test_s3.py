@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import Storage, open_storage, s3
 from tests.storage.backends import s3_backend, s3_server
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import StepFolder, Storage, open_storage, visible_steps
 from raystate.storage.names import package_name
 from raystate.testing.storage import DiedError, DyingAt

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from raystate.core.errors import CorruptCheckpointError, StorageError
-from raystate.core.tree import Package
+from raystate.core.formats.errors import CorruptCheckpointError, StorageError
+from raystate.core.formats.tree import Package
 from raystate.storage import ObjectExistsError, ObjectMissingError, StepFolder, Storage, foreign_steps, visible_steps
 from raystate.storage.names import TRASH, attempt_of, save_of, split_saved, step_of, writer_name
 from raystate.testing.storage import Recording

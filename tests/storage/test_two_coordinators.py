@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import Storage
 from tests.storage.crash_sweep import HISTORIES, overtake, record
 from tests.storage.race import Overwriting, Race

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.storage import canonical_url, open_storage, run_hash
 
 

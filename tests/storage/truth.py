@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 
 from raystate.checksum import crc32c
-from raystate.core.entries import NO_BASE, Base, LogEntry, WrittenEntry
-from raystate.core.log import live_steps, published_steps
-from raystate.core.tree import Package
+from raystate.core.formats.entries import NO_BASE, Base, LogEntry, WrittenEntry
+from raystate.core.formats.log import live_steps, published_steps
+from raystate.core.formats.tree import Package
 from raystate.storage import Storage, visible_steps
 from raystate.storage.base import TEMPORARY_PREFIX, ObjectInfo
 from raystate.storage.names import (

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import ObjectExistsError, ObjectInfo, Storage, StorageWrapper, open_storage
 from raystate.testing.storage import StorageContract, StorageModel
 from tests.patience import PATIENCE_S

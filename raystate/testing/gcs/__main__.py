@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.testing.gcs.answers import GcsError
 from raystate.testing.gcs.backend import BackendError
 from raystate.testing.gcs.control import GcsControl

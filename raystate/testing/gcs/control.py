@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.testing.gcs.counts import Counts, LoggedRequest
 from raystate.testing.gcs.faults import FaultRule, Rules, parse_rules
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from raystate.core.errors import ConfigError
+from raystate.core.formats.errors import ConfigError
 from raystate.testing.gcs.answers import ConnectionCutError, GcsAnswer, GcsError, json_answer
 from raystate.testing.gcs.backend_client import BackendClient, bucket_path
 from raystate.testing.gcs.batch import join_answers, parse_batch

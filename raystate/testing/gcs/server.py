@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.testing.gcs.control import GcsControl
 from raystate.testing.gcs.faults import Rules, parse_rules
 

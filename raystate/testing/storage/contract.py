@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import ObjectChangedError, ObjectExistsError, ObjectMissingError, Storage
 from raystate.storage.names import GUARD
 from raystate.testing.storage.faults import Failing, LosingAnswers

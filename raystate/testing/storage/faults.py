@@ -7,7 +7,7 @@ and override `before` (raising there: nothing has happened) or `after` (raising 
 
 from __future__ import annotations
 
-from raystate.core.errors import StorageError
+from raystate.core.formats.errors import StorageError
 from raystate.storage import Storage, StorageWrapper
 
 

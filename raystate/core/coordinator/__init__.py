@@ -1,0 +1,1 @@
+"""The Coordinator's machine and its parts."""

@@ -1,0 +1,84 @@
+"""Hosts that are away for a moment: nothing can be written meanwhile, and that is not storage's doing."""
+
+from __future__ import annotations
+
+from raystate.core.coordinator.desk import Desk
+from raystate.core.coordinator.group import Joins
+from raystate.core.coordinator.memory import Memory
+from raystate.core.formats.names import HostId
+
+SILENT_S = 3.0  # of a host that reports every second
+LOOK_EVERY_S = 0.1  # however many ranks ask
+MOST_AWAY_S = 30.0  # a HostActor that starts on a busy machine is back by then
+
+
+class Absence:
+    """Which hosts of the worker group are away. Others hold up nothing.
+
+    Attributes:
+        changed_s: when one of them went away or came back last; all of them came when this attempt began.
+    """
+
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins):
+        self._desk = desk
+        self._memory = memory
+        self._joins = joins
+        self._since_s: dict[HostId, float] = {}
+        self._silent: list[HostId] = []
+        self._look_s = 0.0
+        self.changed_s = 0.0
+
+    def begin(self) -> None:
+        """This attempt owns the run."""
+        self.changed_s = self._desk.now_s
+
+    def went(self, host: HostId) -> None:
+        """Its HostActor has died, or is silent."""
+        if self._counts(host):
+            self.changed_s = self._since_s[host] = self._desk.now_s
+
+    def came(self, host: HostId) -> None:
+        """It has spoken, for the first time since it went away or as a new HostActor."""
+        self._since_s.pop(host, None)
+        if self._counts(host):
+            self.changed_s = self._desk.now_s
+
+    def heard(self, host: HostId) -> None:
+        """It has reported."""
+        if host in self._since_s:
+            self.came(host)
+
+    def lost(self, host: HostId) -> None:
+        """It is gone with its node: no decision waits for it."""
+        self._since_s.pop(host, None)
+
+    def _counts(self, host: HostId) -> bool:
+        group = self._joins.group
+        return group is None or not group.all_seen or host in group.hosts.values()
+
+    def is_away(self, host: HostId) -> bool:
+        """Whether it is down, and may soon be back."""
+        return host in self._since_s and self._desk.now_s - self._since_s[host] < MOST_AWAY_S
+
+    def hosts(self) -> list[HostId]:
+        """Those that are away, or have missed a report or two, and may soon be back."""
+        group, now_s = self._joins.group, self._desk.now_s
+        if now_s >= self._look_s:
+            self._look_s = now_s + LOOK_EVERY_S
+            views = (self._memory.hosts.get(host) for host in ({} if group is None else group.hosts).values())
+            self._silent = [view.host for view in views if view is not None and view.up and now_s - view.heard_s >= SILENT_S]
+        return sorted({*filter(self.is_away, self._since_s), *self._silent})
+
+    def may_bring_more(self) -> bool:
+        """Whether a host of the group is away, or has just started anew and not reported yet."""
+        group = self._joins.group
+        hosts = () if group is None else dict.fromkeys(group.hosts.values())
+        views = [view for host in hosts if (view := self._memory.hosts.get(host)) is not None]
+        return bool(self.hosts()) or any(view.up and view.reported_s is None for view in views)
+
+    def has_waited(self, since_s: float, patience_s: float) -> bool:
+        """Whether so many seconds have passed with all hosts there: these are waited for, but not without end."""
+        now_s = self._desk.now_s
+        if now_s - since_s >= MOST_AWAY_S + patience_s:
+            return True
+        return now_s - max(since_s, self.changed_s) >= patience_s and not self.hosts()

@@ -1,0 +1,336 @@
+"""All ranks act at the same step: stop there, or make it durable. No message is sent until a step
+is proposed.
+
+A rank that has acknowledged a proposal waits at its step until it is confirmed or withdrawn. A rank
+that is already there, or past it, refuses, or is seen to have made that step without an answer.
+Then a later step is proposed under a new id.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from raystate.core.coordinator.desk import Desk
+from raystate.core.coordinator.group import Group, Joins
+from raystate.core.coordinator.journal import Journal
+from raystate.core.coordinator.saves import Saves
+from raystate.core.coordinator.snapshots import Snapshots
+from raystate.core.formats.messages import Proposal, StopAsked
+
+IDS_PER_ATTEMPT = 1_000_000
+TO_AGREE = 0.5  # of the time until a stop: the rest is for making the step durable, or what is newest in memory
+FIRST_AGAIN_S = 10.0  # between tries to make a run's first durable step
+
+
+@dataclass(slots=True)
+class _Stop:
+    """A stop that was asked for.
+
+    Attributes:
+        agree_until_s: a common step must be agreed on by then.
+        gone_s: then some trainers may be gone; inf: none goes away.
+        is_late: half of the time has passed; the newest snapshot was made durable, if need be.
+    """
+
+    asked: StopAsked
+    agree_until_s: float
+    gone_s: float
+    is_late: bool = False
+
+
+class _Answers:
+    """What the ranks of a group say to a proposal: each is looked at when it has spoken.
+
+    Attributes:
+        agreed: ranks.
+        refused: a rank has refused, or went past the step before it heard of it. Such a one can't say so: its next step needs the others,
+            and they wait here.
+        there: ranks that have made the step.
+    """
+
+    def __init__(self, proposal: Proposal, group: Group):
+        self._id = proposal.id
+        self._step = proposal.step
+        self._group = group
+        self.agreed: set[int] = set()
+        self.refused = False
+        self.there: set[int] = set()
+        self.hear(group.seen)
+
+    def are_to(self, proposal: Proposal, group: Group) -> bool:
+        return self._id == proposal.id and self._group is group
+
+    def hear(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            seen = self._group.seen.get(rank)
+            if seen is None:
+                continue
+            if seen.newest_step >= self._step:
+                self.there.add(rank)
+            if seen.ack_id == self._id and seen.ack_ok:
+                self.agreed.add(rank)
+            elif seen.ack_id == self._id or (seen.ack_id < self._id and rank in self.there):
+                self.refused = True
+
+
+class Agreement:
+    """One proposal at a time: made, answered by all ranks, and confirmed or withdrawn."""
+
+    def __init__(self, desk: Desk, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
+        self.saves = saves
+        self.desk = desk
+        self.joins = joins
+        self.journal = journal
+        self.snapshots = snapshots
+        self._last_stable_wanted = False  # the stop came too late: save what there is instead
+        self._counter = 0
+        self._tries = 0
+        self._group: Group | None = None
+        self._answers: _Answers | None = None
+        self._until_s = 0.0
+        self._stop: _Stop | None = None
+        self._stopping: Group | None = None  # the group that has been asked to stop
+        self._last_save_s = 0.0
+        self._newest_at_save = -1
+        self._released = 0
+        self._agreed = ("", -1)  # lineage and step of the last proposal by which all ranks have promised a save
+
+    def start(self) -> None:
+        """This attempt owns the run: time-based saves count from now."""
+        self._last_save_s = self.desk.now_s
+
+    def stop_asked(self, event: StopAsked) -> None:
+        """Somebody wants the attempt to end: all ranks are to stop at one step. The earliest deadline counts."""
+        self._forget_stop_of_others(self.joins.group)
+        now_s = self.desk.now_s
+        within_s = math.inf if event.within_s is None else event.within_s
+        if self._stop is None or now_s + within_s < self._stop.gone_s:
+            to_agree_s = self.desk.settings.barrier_timeout_s if event.within_s is None else event.within_s * TO_AGREE
+            agree_until_s = now_s + to_agree_s
+            if self._stop is not None:
+                agree_until_s = min(agree_until_s, self._stop.agree_until_s)
+            self._stop = _Stop(event, agree_until_s, now_s + within_s)
+            when = "" if event.within_s is None else f", within {within_s:.1f} s"
+            self.desk.log("info", f"stop asked{when}: {event.reason}")
+            self.desk.stir = True
+
+    def _forget_stop_of_others(self, group: Group | None) -> None:
+        stop = self._stop
+        if stop is not None and stop.asked.group and group is not None and group.nonce != stop.asked.group:
+            self._stop = None
+
+    def take_last_stable_wanted(self) -> bool:
+        """Whether a stop came too late for a common step since the last call: what is newest in memory becomes durable instead."""
+        wanted, self._last_stable_wanted = self._last_stable_wanted, False
+        return wanted
+
+    # ---------------------------------------------------------------- progress
+
+    def turn(self, spoken: Collection[int]) -> None:
+        """Go on as far as the ranks' answers allow, now that these have spoken."""
+        proposal, group = self.snapshots.proposal, self.joins.group
+        self._forget_stop_of_others(group)
+        if group is None or not group.alive:
+            if proposal is not None and proposal.state == "proposed":
+                self._end(proposal, "the group has ended")
+            if self._stop is not None and group is not None and (self._stopping is group or self._stop.asked.group):
+                self._stop = None  # the group that was to stop is gone
+            return
+        if self._group is not group:
+            known = self._inherit(group)
+            self.snapshots.propose(self.snapshots.proposal, inheriting=not known)
+            if not known:
+                return
+        proposal = self.snapshots.proposal
+        if proposal is None or proposal.state == "withdrawn":
+            self._release_waiting(group)
+            if self._stop is not None:
+                self._propose(group, "stop", self._stop.asked.reason, self._stop.agree_until_s)
+            return
+        if group.world is None:
+            return
+        answers = self._answers
+        if answers is not None and answers.are_to(proposal, group):
+            answers.hear(spoken)
+        else:
+            answers = self._answers = _Answers(proposal, group)
+        if proposal.state == "proposed":
+            if self._stop is not None and proposal.kind == "save":
+                self._end(proposal, "a stop comes first")
+            elif answers.refused:
+                self._tries += 1
+                self._propose(group, proposal.kind, proposal.reason, self._until_s)
+            elif len(answers.agreed) == group.world:
+                self.snapshots.propose(replace(proposal, state="confirmed"))
+                who = f"all {group.world} ranks {proposal.kind}" if group.world > 1 else f"the only rank {proposal.kind}s"
+                self.desk.log("info", f"{who} at step {proposal.step}: {proposal.reason}")
+        elif proposal.kind == "save" and len(answers.there) == group.world:
+            self._tries = 0
+            self._released = proposal.id
+            self._agreed = (group.lineage, proposal.step)
+            self.snapshots.propose(None)
+
+    def _inherit(self, group: Group) -> bool:
+        """Go on with what an earlier attempt has proposed to this group. False while that is not known yet.
+
+        Its outcome may have reached some hosts and not others. So every host has to say what it has shown to its trainers, after it
+        has heard of this attempt: from then on nothing older reaches it.
+        """
+        if group.adopted:
+            if not group.all_seen:
+                return False
+            views = [self.snapshots.memory.hosts.get(host) for host in sorted(set(group.hosts.values()))]
+            for view in views:
+                if view is None or view.reported_s is None or (view.heard_of is not None and view.heard_of < self.desk.attempt):
+                    return False
+            acked = group.acked
+            shown = [view.proposal_seen for view in views if view is not None and view.proposal_seen is not None]
+            known = [one for one in shown if one.id >= acked]
+            if acked and known:
+                # A rank that is shown a newer one than it has agreed to may go past the older one's step.
+                # An outcome that one host knows is the outcome.
+                inherited = max(known, key=lambda one: (one.id, one.state != "proposed"))
+                self.snapshots.propose(inherited)
+                self._until_s = self.desk.now_s + self.desk.settings.barrier_timeout_s
+                self.desk.log("info", f"went on with proposal {inherited.id} of an earlier attempt: {inherited.state}")
+        if self._group is None or self._group.nonce != group.nonce:
+            self._released = 0  # its hosts may still show what was withdrawn from the group before, and its ranks agree to that
+        self._group = group
+        self._tries = 0
+        self._newest_at_save = -1  # it may have gone back: what was saved before says nothing of its steps
+        return True
+
+    def _release_waiting(self, group: Group) -> None:
+        """A trainer that has acknowledged a forgotten proposal must not wait for its outcome."""
+        proposal = self.snapshots.proposal
+        acked = group.acked
+        if acked <= self._released or (proposal is not None and proposal.id >= acked):
+            return
+        self._released = acked
+        self.snapshots.propose(Proposal(id=acked, kind="save", step=-1, state="withdrawn", reason="it is not known any more"))
+
+    def _propose(self, group: Group, kind: Literal["stop", "save"], reason: str, until_s: float) -> None:
+        if not group.all_seen or group.restoring:
+            return
+        newest = max(group.newest, max((seen.ack_step for seen in group.seen.values()), default=-1))
+        margin = self.desk.settings.stop_margin_steps * 2 ** min(self._tries, 10)
+        old = self.snapshots.proposal
+        self._counter += 1
+        number = self.desk.attempt * IDS_PER_ATTEMPT + self._counter
+        if old is not None and old.id >= number:
+            number = old.id + 1
+        if kind == "stop":
+            self._stopping = group
+        self._until_s = until_s
+        step = max(0, newest) + max(1, margin)
+        self.snapshots.propose(Proposal(id=number, kind=kind, step=step, state="proposed", reason=reason))
+        self.desk.log("info", f"proposal {number}: {kind} at step {step}: {reason}")
+
+    def _every_s(self) -> float | None:
+        """Between saves by time; None: there are none. A first save that was lost is one, too: the trainers count it as made."""
+        settings = self.desk.settings
+        if settings.save_first and self.saves.failed and not self.journal.live:
+            return min(FIRST_AGAIN_S, settings.save_every_s or FIRST_AGAIN_S)
+        return settings.save_every_s
+
+    def _why(self, every_s: float) -> str:
+        if self.desk.settings.save_every_s is None:
+            return "the first save of the run was lost"
+        least = f", {every_s:g} s after the one before" if every_s else ""
+        return f"no save is under way{least}" if self.desk.settings.save_when_idle else f"every {every_s:g} s"
+
+    def _is_saving(self, group: Group) -> bool:
+        """Whether a save is under way, or one that all ranks have agreed on is still being staged."""
+        if self.saves.jobs:
+            return True
+        if self.desk.now_s - self._last_save_s > self.desk.settings.save_timeout_s:
+            return False
+        if self.journal.publishing:
+            return True
+        lineage, step = self._agreed
+        # The ranks act at the first step from the agreed one on for which they call save(), so that one or a later one has to be over.
+        live = ((one.lineage, one.step) for one in reversed(self.journal.live.values()))
+        lost = ((key.lineage, key.step) for key in reversed(self.saves.failed))
+        over = itertools.chain(live, lost, reversed(self.journal.facts.retired))
+        return lineage == group.lineage and not any(one == lineage and at >= step for one, at in over)
+
+    def _end(self, proposal: Proposal, why: str) -> None:
+        self.snapshots.propose(replace(proposal, state="withdrawn", reason=why))
+        self._tries = 0
+        self.desk.log("warning", f"proposal {proposal.id} ({proposal.kind} at step {proposal.step}) is withdrawn: {why}")
+
+    def _unanswered(self, proposal: Proposal) -> str:
+        group = self.joins.group
+        seen = {} if group is None else group.seen
+        return f"{self.joins.where([rank for rank, one in seen.items() if one.ack_id != proposal.id])} did not answer"
+
+    # ---------------------------------------------------------------- time
+
+    def _stop_is_late(self, stop: _Stop, proposal: Proposal | None) -> None:
+        """The time to agree has passed.
+
+        If no trainer goes away, training goes on: until the step that all have agreed on, or
+        without a stop. Otherwise the newest step in memory becomes durable, unless all hold the
+        common step. Ranks that have not agreed get half of the rest of the time. Then the group is
+        ended: without an agreement as soon as that save is over, else at the end of the notice.
+        """
+        group = self.joins.group
+        agreed = group is not None and proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed"
+        if stop.gone_s == math.inf:
+            if agreed:
+                # They stop when they get there: a rank that has stopped there can't be called back.
+                # (test_simulator.test_planted_bug_of_peer_copies_is_found, "a growth taken back")
+                stop.agree_until_s = math.inf
+            else:
+                self._give_up_stop(stop, proposal)
+            return
+        now_s, was_late = self.desk.now_s, stop.is_late
+        if not was_late:
+            stop.is_late = True
+            common = proposal.step if agreed and proposal is not None else None
+            if common is None or group is None or any(seen.newest_step < common for seen in group.seen.values()):
+                self._last_stable_wanted = True
+                self.desk.stir = True
+            if common is None:
+                stop.agree_until_s = self._until_s = now_s + (stop.gone_s - now_s) * TO_AGREE
+        if now_s >= stop.gone_s or (was_late and not (agreed or self.saves.jobs or self.journal.publishing)):
+            why = self._give_up_stop(stop, proposal)
+            if group is not None and len(group.left) < (group.world or 1):
+                self.joins.end(why, announced=True)
+
+    def _give_up_stop(self, stop: _Stop, proposal: Proposal | None) -> str:
+        """Forget it. Returns why it did not work."""
+        self._stop = None
+        self.desk.stir = True
+        if proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed":
+            return f"it should have stopped at step {proposal.step}, and still runs when it has to be gone: {stop.asked.reason}"
+        why = "not all ranks train yet"
+        if proposal is not None and proposal.state == "proposed":
+            why = f"{self._unanswered(proposal)} in time"
+            self._end(proposal, f"{why}: {stop.asked.reason}")
+        return f"no step to stop at together, {why}: {stop.asked.reason}"
+
+    def tick(self) -> None:
+        """Withdraw what was not answered in time, and propose a save when one is due by time."""
+        proposal, now_s = self.snapshots.proposal, self.desk.now_s
+        if self._stop is not None and now_s >= self._stop.agree_until_s:
+            self._stop_is_late(self._stop, proposal)
+        elif proposal is not None and proposal.state == "proposed" and now_s >= self._until_s:
+            self._end(proposal, f"{self._unanswered(proposal)} within {self.desk.settings.barrier_timeout_s:.1f} s")
+            self._last_save_s = now_s
+        every_s, group = self._every_s(), self.joins.group
+        if every_s is None or group is None or not group.alive or now_s - self._last_save_s < every_s:
+            return
+        if self._stop is not None or self._group is not group or (proposal is not None and proposal.state != "withdrawn"):
+            return
+        if self.desk.settings.save_when_idle and self._is_saving(group):
+            return
+        if group.newest > self._newest_at_save:
+            self._last_save_s = now_s
+            self._newest_at_save = group.newest
+            self._tries = 0
+            self._propose(group, "save", self._why(every_s), now_s + self.desk.settings.barrier_timeout_s)

@@ -1,0 +1,245 @@
+"""Copies of snapshots on other hosts: which snapshot is copied now, who fetches what from whom, and who is not waited for.
+
+All hosts copy the same snapshot, the newest complete one, until it has its copies; then the next one, which is the newest by then. So
+nothing queues up, and hosts of unequal speed have the same snapshot in the end. After a host is
+lost, the copies that went with it are made anew in the same way, of the snapshot that a recovery
+would restore now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from raystate.core.coordinator.desk import Desk, Lookout, named
+from raystate.core.coordinator.group import RESEND_S, Joins
+from raystate.core.coordinator.memory import HostView, Memory, Snap
+from raystate.core.coordinator.peers import Peers, assign_peers
+from raystate.core.formats.messages import Copy, HostId, Invalidate, SnapshotId
+
+EXCUSED_FOR = 10  # times copy_timeout_s: then a host that was too slow is waited for again
+
+
+class Copying:
+    """Orders copies and judges whether a snapshot has enough of them.
+
+    Attributes:
+        domains: the failure domain of each host that is there.
+    """
+
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins):
+        self.desk = desk
+        self.memory = memory
+        self.joins = joins
+        self.domains: dict[HostId, str] = {}
+        self._peers: Peers = {}
+        self._excused: dict[HostId, float] = {}  # hosts that are not waited for, until when
+        self._told_of: set[str] = set()  # what is said once
+        self._target: SnapshotId | None = None
+        self._since_s = 0.0  # when it became the target
+        self._ordered_s = 0.0
+        self._orders: dict[HostId, Copy] = {}  # the newest of each host, for the target
+        self._seq = 0
+        self._changed = True
+        self._unsafe = Lookout()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether copies are wanted at all."""
+        return self.desk.settings.replicas > 0
+
+    # ---------------------------------------------------------------- enough copies
+
+    def is_safe(self, snap: Snap) -> bool:
+        """Whether a complete snapshot has the copies that it can have now."""
+        if not self.is_on:
+            return True
+        self._assign()
+        ranks = range(snap.world)
+        return self._unsafe.first(ranks, lambda rank: any(map(self.is_waited_for, self._lacking(snap, rank)))) is None
+
+    def is_waited_for(self, host: HostId) -> bool:
+        """Whether snapshots wait for the copies that this host should keep."""
+        return host not in self._excused and not self.memory.hosts[host].no_copies
+
+    def _home(self, snap: Snap, rank: int) -> HostId:
+        """The host whose peers have to have the piece: the rank's own, or one that has it."""
+        group = self.joins.group
+        return snap.home(rank, group.hosts.get(rank) if group is not None else None)
+
+    def _lacking(self, snap: Snap, rank: int) -> tuple[HostId, ...]:
+        """The hosts that are still to get the rank's piece: none if others have it that are as good."""
+        held, home = snap.pieces[rank], self._home(snap, rank)
+        peers = self._peers.get(home, ())
+        missing = [peer for peer in peers if peer not in held]
+        too_few = len(peers) - (len(held) - 1)
+        if too_few <= 0 and missing:
+            domain = self.domains.get(home)
+            spread = any(self.domains.get(host) != domain for host in held)
+            too_few = 0 if spread or all(self.domains.get(peer) == domain for peer in peers) else 1
+        return tuple(missing[: max(0, too_few)])
+
+    def kept_beside(self, base: Invalidate, keys: Collection[SnapshotId]) -> list[SnapshotId]:
+        """The snapshot with the most copies, the newest of such, until the restored one, which is
+        newer, has as many: else the loss of a host could cost both.
+        (test_copies.test_what_has_its_copies_stays_until_what_was_restored_has_them)
+
+        Args:
+            base: what was restored.
+            keys: snapshots that stay anyway. One slot is left for new snapshots, but for the time
+                in which copies are waited for.
+        """
+        if not self.is_on:
+            return []
+        held = [
+            snap for snap in self.memory.snaps.values() if snap.lineage == base.lineage and snap.step <= base.step and snap.complete
+        ]
+        waits = any(snap.step == base.step and not self.is_safe(snap) for snap in held)
+        safest = max(held, key=lambda snap: (*self._spread(snap), snap.order), default=None)
+        room = self.desk.settings.snapshot_slots - (not waits)
+        return [safest.id] if safest is not None and len({*keys, safest.id}) <= room else []
+
+    def _spread(self, snap: Snap) -> tuple[bool, int]:
+        """Whether it has all its copies, and how many hosts have its rarest piece."""
+        return not any(self._lacking(snap, rank) for rank in snap.pieces), min(map(len, snap.pieces.values()))
+
+    # ---------------------------------------------------------------- who is there
+
+    def look_again(self) -> None:
+        """Hosts came, went, or can't do what they could."""
+        self._changed = True
+        self.desk.stir = True
+
+    def has_changed(self) -> bool:
+        """Whether snapshots may have enough copies now that had not, although no report told of a copy."""
+        if not self.is_on:
+            return False
+        self._assign()
+        changed, self._changed = self._changed, False
+        return changed
+
+    def _assign(self) -> None:
+        """A host that is down and expected back stays a peer: what it holds comes back with it."""
+        if not self._changed:
+            return
+        now_s = self.desk.now_s
+        domains = {
+            view.host: view.domain or view.host
+            for view in self.memory.views
+            if view.domain is not None and (view.up or view.back_until_s > now_s)
+        }
+        if domains != self.domains:
+            self.domains = domains
+            self._peers = assign_peers(domains, self.desk.settings.replicas, self._peers)
+
+    def reported(self, view: HostView, no_copies: str | None) -> None:
+        """A host has reported. `no_copies`: what it had said of that before; None: this is its first report."""
+        if not self.is_on:
+            return
+        if view.no_copies != no_copies:
+            self.look_again()
+            if view.no_copies:
+                self._say_once("warning", f"host {view.host} keeps no copies for other hosts: {view.no_copies}")
+        order = self._orders.get(view.host)
+        if view.host in self._excused and order is not None and not self._is_lacking(order):
+            del self._excused[view.host]
+            self.desk.log("info", f"host {view.host} keeps copies again")
+
+    def _is_lacking(self, order: Copy) -> bool:
+        snap = self.memory.snaps.get(order.snapshot)
+        return snap is None or any(order.host not in snap.pieces.get(rank, {}) for rank, _ in order.pieces)
+
+    # ---------------------------------------------------------------- orders
+
+    def turn(self) -> None:
+        """Choose what is copied now, and tell who has to fetch it."""
+        if not self.is_on:
+            return
+        snap = self._choose()
+        if snap is None:
+            return
+        if len(self.domains) < 2:
+            self._say_once(
+                "info",
+                "peer copies need a second host: until there is one, a lost host takes its snapshots with it (replicas=0: none are wanted)",
+            )
+            return
+        if len(set(self.domains.values())) == 1:
+            domain = next(iter(self.domains.values()))
+            self._say_once("warning", f"all hosts are in failure domain {domain}: peer copies don't survive the loss of it")
+        if snap.id != self._target:
+            self._target, self._since_s = snap.id, self.desk.now_s
+            self._order(snap)
+
+    def _choose(self) -> Snap | None:
+        found = self.memory.candidates()
+        if not found:
+            return None
+        old = self.memory.complete(self._target) if self._target is not None else None
+        if old is not None and old.lineage == found[0].lineage and not self.is_safe(old):
+            return old
+        return found[0]
+
+    def _order(self, snap: Snap) -> None:
+        """Tell every host what it lacks; the same order again if it has been told so before."""
+        self._ordered_s = self.desk.now_s
+        wanted: dict[HostId, list[tuple[int, HostId]]] = {}
+        for rank in sorted(snap.pieces):
+            for peer in self._lacking(snap, rank):
+                wanted.setdefault(peer, []).append((rank, self._home(snap, rank)))
+        orders = {host: self._order_to(host, snap.id, tuple(pieces)) for host, pieces in wanted.items()}
+        # One that has all by now is remembered for as long as the snapshot is the target: its report may show it.
+        self._orders = {host: one for host, one in self._orders.items() if one.snapshot == snap.id} | orders
+        self.desk.out += [order for host, order in orders.items() if self.memory.hosts[host].up]
+
+    def _order_to(self, host: HostId, key: SnapshotId, pieces: tuple[tuple[int, HostId], ...]) -> Copy:
+        old = self._orders.get(host)
+        if old is not None and (old.snapshot, old.pieces) == (key, pieces):
+            return old
+        self._seq += 1
+        return Copy(
+            host=host,
+            lineage=key.lineage,
+            step=key.step,
+            again=key.again,
+            pieces=pieces,
+            attempt=self.desk.attempt,
+            seq=self._seq,
+        )
+
+    # ---------------------------------------------------------------- time
+
+    def tick(self) -> None:
+        """Repeat orders, and stop waiting for copies that don't come."""
+        if not self.is_on or self._target is None:
+            return
+        now_s, domains, changed = self.desk.now_s, self.domains, self._changed
+        self._changed = True  # a host may not be expected back any more
+        self._assign()
+        self._changed = changed or self.domains is not domains
+        for host in [host for host, until_s in self._excused.items() if now_s >= until_s]:
+            del self._excused[host]
+        snap = self.memory.complete(self._target)
+        if snap is not None and now_s - self._ordered_s >= RESEND_S:
+            self._order(snap)
+        limit_s = self.desk.settings.copy_timeout_s
+        if snap is not None and now_s - self._since_s >= limit_s and not self.is_safe(snap) and not self._may_lose_one():
+            late = sorted({peer for rank in snap.pieces for peer in self._lacking(snap, rank) if self.is_waited_for(peer)})
+            self._excused |= dict.fromkeys(late, now_s + EXCUSED_FOR * limit_s)
+            self._changed = True
+            self.desk.log(
+                "warning",
+                f"hosts {named(late)} have no copies of step {snap.step} after {now_s - self._since_s:.1f} s: snapshots count without "
+                f"them until they do, and the loss of a host may cost what they would have had",
+            )
+        self.desk.stir = self.desk.stir or self._changed
+
+    def _may_lose_one(self) -> bool:
+        """Whether a host has been silent, and is soon heard or down. Until then no snapshot with
+        copies may go for one without."""
+        silent_s = self.desk.settings.host_timeout_s / 2
+        return any(view.up and self.desk.now_s - view.heard_s >= silent_s for view in self.memory.views)
+
+    def _say_once(self, level: str, text: str) -> None:
+        if text not in self._told_of:
+            self._told_of.add(text)
+            self.desk.log(level, text)

@@ -1,0 +1,137 @@
+"""What the Coordinator's machines share: settings, the time of the event at hand, and the commands they give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from raystate.core.formats.messages import Answer, Ask, Command, Failure, Log, Reply, Settings
+
+_LEAST_REPLIES, _REPLIES_OF_A_RANK = 1024, 8  # remembered: a rank asks again only for what it waits for
+_NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
+NAMED = 8  # ranks or hosts in a message; more are counted
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 30.0
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Desk:
+    """One event's worth of output, and the replies given so far.
+
+    A part sets `stir` if it has changed something that another part may be waiting for; the
+    Coordinator then lets all of them look.
+    """
+
+    settings: Settings
+    now_s: float = 0.0
+    out: list[Command] = field(default_factory=list[Command])
+    stir: bool = False
+    attempt: int = 0
+    replies: dict[Ask, Reply] = field(default_factory=dict[Ask, Reply])
+    ranks: int = 1  # of the newest group
+    open_asks: dict[Ask, None] = field(default_factory=dict[Ask, None])  # that have no reply yet
+
+    def log(self, level: Any, text: str) -> None:
+        """Write a line into the process's log."""
+        self.out.append(Log(level=level, text=brief(text)))
+
+    def answer(self, ask: Ask, reply: Reply) -> None:
+        """Answer and remember: a caller that repeats its ask gets the same reply."""
+        remember(self.replies, ask, reply, most=max(_LEAST_REPLIES, _REPLIES_OF_A_RANK * self.ranks))
+        self.open_asks.pop(ask, None)
+        self.out.append(Answer(ask=ask, reply=reply))
+
+    def fail(self, asks: Iterable[Ask], error: str, message: str, **details: Any) -> None:
+        """Answer these asks with an error: the name of its class in core.errors, a sentence, and facts by name."""
+        failure = Failure(error=error, message=brief(message), details=details)
+        for ask in asks:
+            self.answer(ask, failure)
+
+
+def retry_delay_s(tries: int) -> float:
+    """How long to wait before the next try: twice as long after each one, up to `LAST_RETRY_S`."""
+    return min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** max(0, tries - 1))
+
+
+def remember(memory: dict[K, T], key: K, value: T, *, most: int) -> None:
+    """Keep it; where so many are kept already, the oldest is forgotten."""
+    if len(memory) >= most:
+        del memory[next(iter(memory))]
+    memory[key] = value
+
+
+def brief(text: str) -> str:
+    """A text for people: of Ray's node ids the first eight digits, which tell hosts apart. Programs
+    find the full ids in the details."""
+    return _NODE_ID.sub(lambda found: found[0][:8], text)
+
+
+def step_text(step: int) -> str:
+    """A step's number for people, who don't know that -1 is none."""
+    return str(step) if step >= 0 else "none"
+
+
+@dataclass(slots=True, eq=False)
+class Barrier:
+    """Who has asked, by rank. Every rank may have asked more than once (a repeated call); all its asks get the reply."""
+
+    asks: dict[int, list[Ask]] = field(default_factory=dict[int, list[Ask]])
+
+    def add(self, rank: int, ask: Ask) -> None:
+        """A rank has asked."""
+        mine = self.asks.setdefault(rank, [])
+        if ask not in mine:
+            mine.append(ask)
+
+    def is_full(self, world: int | None) -> bool:
+        """All ranks are there; costs nothing while they are too few."""
+        return world is not None and len(self.asks) >= world and not self.missing(world)
+
+    def missing(self, world: int | None) -> list[int]:
+        """Ranks that have not asked; none if the number of ranks is not known."""
+        return [] if world is None else [rank for rank in range(world) if rank not in self.asks]
+
+    def everybody(self) -> list[Ask]:
+        """All asks, by rank."""
+        return [ask for rank in sorted(self.asks) for ask in self.asks[rank]]
+
+
+@dataclass(slots=True, eq=False)
+class Lookout:
+    """Finds one late item among many, beginning with the one that was late last: an event costs the same however many there are.
+
+    An item that was not late once is looked at again at the end: it may have become late.
+    """
+
+    _at: int = 0
+
+    def first(self, items: Sequence[T], is_late: Callable[[T], bool]) -> T | None:
+        """An item that is late, or None if none is."""
+        count = len(items)
+        for turn in range(count):
+            index = (self._at + turn) % count
+            if is_late(items[index]):
+                self._at = index
+                return items[index]
+        return None
+
+
+def all_have(world: int | None) -> str:
+    """`all 4 ranks have`, `the only rank has`: for messages."""
+    return f"all {world} ranks have" if world != 1 else "the only rank has"
+
+
+def ranks_text(ranks: Iterable[int], hosts: Mapping[int, Any]) -> str:
+    """`rank 1 (host ab12), rank 3 and 5 more`: for messages."""
+    return named([f"rank {rank} (host {hosts[rank]})" if rank in hosts else f"rank {rank}" for rank in ranks]) or "no rank"
+
+
+def named(parts: Sequence[str]) -> str:
+    """The first few of these names, and how many more there are."""
+    more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
+    return ", ".join(parts[:NAMED]) + more

@@ -1,0 +1,387 @@
+"""The worker group that trains now: how its ranks come together, which lineage it is, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from raystate.core.coordinator.desk import Barrier, Desk, all_have, brief, ranks_text
+from raystate.core.coordinator.journal import Journal
+from raystate.core.coordinator.memory import HostView, Memory
+from raystate.core.formats.messages import (
+    Ask,
+    EndTrainers,
+    HostId,
+    Joined,
+    JoinReply,
+    Lineage,
+    SnapshotId,
+    TrainerExited,
+    TrainerSeen,
+    group_of,
+    lineage_order,
+)
+from raystate.core.formats.texts import counted
+
+RESEND_S = 1.0  # a command that a host must have had is repeated after so long
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A worker group in one of its lineages."""
+
+    lineage: str
+    world: int | None  # None while unknown: a Coordinator that took over learns it from reports
+    hosts: dict[int, HostId]  # by rank
+    first_s: float  # when the Coordinator heard of it
+    adopted: bool  # an earlier attempt drew its lineage
+    alive: bool = True
+    why_ended: str = ""
+    decided: bool = False  # it has restored, or has shown that it doesn't
+    restoring: bool = False  # its ranks read what was chosen: they make no steps
+    seen: dict[int, TrainerSeen] = field(default_factory=dict[int, TrainerSeen])  # by rank
+    left: set[int] = field(default_factory=set[int])  # ranks that have gone on purpose
+    acked: int = 0  # newest proposal that a rank has agreed to
+    moved_s: dict[int, float] = field(default_factory=dict[int, float])  # when the rank's newest step last changed
+    newest: int = -1  # of any rank
+
+    @property
+    def order(self) -> Lineage:
+        """Its lineage's place in time."""
+        return lineage_order(self.lineage)
+
+    @property
+    def nonce(self) -> str:
+        """The same in all lineages of the worker group."""
+        return group_of(self.lineage)
+
+    @property
+    def all_seen(self) -> bool:
+        """Whether a report has told of every rank."""
+        return self.world is not None and len(self.seen) >= self.world
+
+    def decide(self) -> None:
+        """It has restored, or has shown that it does not."""
+        self.decided = True
+
+    def heard(self, rank: int, word: int) -> bool:
+        """Whether a report has told of the rank's word with this number, or of a later one.
+
+        Judged on an older report, a question would miss what the rank had saved when it asked.
+        (test_simulator.test_planted_bug_is_found, "questions judged on older reports")
+        """
+        seen = self.seen.get(rank)
+        return word == 0 or (seen is not None and seen.number >= word)
+
+
+class Joins:
+    """Collects the ranks of a new group, draws its lineage, and ends the group before it."""
+
+    def __init__(self, desk: Desk, memory: Memory, journal: Journal):
+        self.desk = desk
+        self.memory = memory
+        self.journal = journal
+        self.group: Group | None = None
+        self.ended: dict[str, str] = {}  # worker group (its lineages' nonce) -> why
+        self._counter = 0
+        self.name = ""  # of the group that is joining or has joined
+        self._past: set[str] = set()
+        self._barrier: Barrier | None = None
+        self._opened_s = 0.0
+        self._world = 0
+        self._members: dict[int, Joined] = {}
+        self._reply: JoinReply | None = None
+        self._told_end_s: dict[tuple[HostId, str], float] = {}
+        self._spoken: dict[int, None] = {}  # ranks of whom a report has told something new
+
+    # ---------------------------------------------------------------- joining
+
+    def joined(self, event: Joined) -> None:
+        """A rank of a group has come. When all have, each gets the group's lineage; the group before has ended then."""
+        desk = self.desk
+        if event.group != self.name:
+            if event.group in self._past:
+                desk.fail(
+                    [event.ask],
+                    "StaleAttemptError",
+                    f"group {event.group} has been replaced by {self.name}",
+                    rank=event.rank,
+                    replaced=True,
+                )
+                return
+            self._open(event)
+        first = self._members.get(event.rank)
+        if first is not None and first.host != event.host:
+            self._refuse(
+                event,
+                f"rank {event.rank} of group {event.group} joined from two hosts: {first.host} and {event.host}",
+                rank=event.rank,
+                hosts=[first.host, event.host],
+            )
+            return
+        if event.world != self._world or not 0 <= event.rank < event.world:
+            self._refuse(
+                event,
+                f"rank {event.rank} (host {event.host}) of group {event.group} has world size {event.world}, but rank "
+                f"{min(self._members, default=event.rank)} has {self._world}",
+                rank=event.rank,
+                expected=self._world,
+                got=event.world,
+            )
+            return
+        if first is None:
+            self._members[event.rank] = event
+        if self._reply is not None:
+            desk.answer(event.ask, self._reply)
+            return
+        if self._barrier is None:
+            self._barrier, self._opened_s = Barrier(), desk.now_s
+        self._barrier.add(event.rank, event.ask)
+        if len(self._members) == self._world and self._barrier.is_full(self._world):
+            self._complete(self._barrier)
+
+    def _open(self, event: Joined) -> None:
+        desk = self.desk
+        if self._barrier is not None:
+            desk.fail(
+                self._barrier.everybody(),
+                "StaleAttemptError",
+                f"group {self.name} was replaced by {event.group} while it joined",
+                replaced=True,
+            )
+        if self.name:
+            self._past.add(self.name)
+        self.name = event.group
+        self._world = desk.ranks = event.world
+        self._members = {}
+        self._reply = None
+        self._barrier, self._opened_s = Barrier(), desk.now_s
+        desk.log("debug", f"group {event.group} of {counted(event.world, 'rank')} joins")
+
+    def _refuse(self, event: Joined, message: str, **details: object) -> None:
+        """The group cannot be what its ranks say: no rank of it may start."""
+        asks = [event.ask]
+        if self._barrier is not None:
+            asks += [ask for ask in self._barrier.everybody() if ask != event.ask]
+            self._barrier = None
+            self._members = {}
+            self._world = event.world
+        self.desk.log("error", message)
+        self.desk.fail(asks, "ConfigError", message, **details)
+
+    def _complete(self, barrier: Barrier) -> None:
+        desk = self.desk
+        if self.group is not None and self.group.alive:
+            # Not at the first rank: that may be a late message of a group which this Coordinator has never known.
+            self.end(f"a new worker group ({self.name}) has joined")
+        self._counter += 1
+        lineage = str(Lineage(desk.attempt, self._counter, self._members[0].nonce))
+        hosts = {rank: self._members[rank].host for rank in sorted(self._members)}
+        self.group = Group(lineage, self._world, hosts, desk.now_s, adopted=False)
+        for host in hosts.values():
+            self.memory.view(host, desk.now_s)
+        self._reply = JoinReply(
+            lineage=lineage, attempt=desk.attempt, host_count=len(set(hosts.values())), newest_step=self.journal.newest
+        )
+        self._barrier = None
+        desk.log("info", f"{all_have(self._world)} joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
+        for ask in barrier.everybody():
+            desk.answer(ask, self._reply)
+        desk.stir = True
+
+    def tick(self) -> None:
+        """Refuse those who wait for ranks that don't come."""
+        barrier = self._barrier
+        if barrier is None or not barrier.asks:
+            return
+        desk = self.desk
+        waited_s = desk.now_s - self._opened_s
+        if waited_s < desk.settings.start_timeout_s:
+            return
+        missing = barrier.missing(self._world)
+        here = ranks_text(sorted(self._members), {rank: join.host for rank, join in self._members.items()})
+        message = (
+            f"{ranks_text(missing, {})} of {self._world} did not construct a StateManager within {waited_s:.1f} s of the first; "
+            f"{here} did"
+        )
+        desk.log("error", message)
+        desk.fail(barrier.everybody(), "BarrierTimeoutError", message, missing_ranks=missing, phase="start", waited_s=waited_s)
+        self._barrier = None
+        self._members = {}
+
+    # ---------------------------------------------------------------- who may ask
+
+    def stale(self, lineage: str, *, restoring: bool = False) -> str | None:
+        """Why this lineage may not ask for anything, or None. One that a predecessor drew is adopted.
+
+        Args:
+            restoring: any lineage of the present worker group may: it may not have heard of the next one.
+        """
+        nonce = group_of(lineage)
+        if nonce in self.ended:
+            return f"lineage {lineage} has ended: {self.ended[nonce]}"
+        group = self.group
+        if group is not None and (group.lineage == lineage or (restoring and group.nonce == nonce)):
+            return None
+        if group is None or (group.adopted and lineage_order(lineage) > group.order):
+            self.adopt(lineage)
+            return None
+        return f"lineage {lineage} has been replaced by {group.lineage}"
+
+    def check(self, ask: Ask, lineage: str, rank: int, *, restoring: bool = False) -> bool:
+        """Refuse an ask that `stale` refuses."""
+        why = self.stale(lineage, restoring=restoring)
+        if why is None:
+            return True
+        self.desk.fail([ask], "StaleAttemptError", why, rank=rank, lineage=lineage, replaced=True)
+        return False
+
+    def adopt(self, lineage: str) -> None:
+        """A group that an earlier attempt started is still there: go on with it."""
+        old = self.group
+        same = old is not None and old.nonce == group_of(lineage)
+        if old is not None and old.alive and not same:
+            self.end(f"lineage {lineage} is newer")
+        world, hosts = (old.world, old.hosts) if old is not None and same else (None, {})
+        self.group = Group(lineage, world, hosts, self.desk.now_s, adopted=True)
+        self.desk.log("info", f"adopted lineage {lineage}, started by an earlier attempt")
+        self.desk.stir = True
+
+    def next_lineage(self) -> str:
+        """A name for the one in which the present worker group goes on after its restore.
+
+        Never the old one: pieces from before and after the restore would count together.
+        (test_simulator.test_planted_bug_is_found, "restore without a new lineage")
+        """
+        assert self.group is not None
+        self._counter += 1
+        return str(Lineage(self.desk.attempt, self._counter, self.group.nonce))
+
+    def renew(self, lineage: str) -> Group:
+        """The present worker group has restored: it goes on in a lineage of its own."""
+        old = self.group
+        assert old is not None
+        self.group = Group(lineage, old.world, old.hosts, self.desk.now_s, adopted=False)
+        self.desk.stir = True
+        return self.group
+
+    # ---------------------------------------------------------------- what the hosts see
+
+    def observe(self, view: HostView) -> bool:
+        """Take the trainers' words out of a host's new report. True if something about the current group changed."""
+        changed = False
+        for one in view.trainers:
+            group = self._group_of(view, one)
+            if group is None:
+                continue
+            if not group.alive:
+                self._tell_end(view.host, one.lineage, group.why_ended)
+                continue
+            old = group.seen.get(one.rank)
+            if old is not None and (old is one or old == one) and group.hosts.get(one.rank) == view.host:
+                continue
+            if old is not None and one.number < old.number:
+                continue  # its word is gone with its slots, and its host goes by what it said at the door
+            changed = True
+            self._spoken[one.rank] = None
+            if group.world is None:
+                group.world = self.desk.ranks = one.world
+            group.hosts[one.rank] = view.host
+            group.seen[one.rank] = one
+            group.newest = max(group.newest, one.newest_step)
+            if one.ack_ok and one.ack_id > group.acked:
+                group.acked = one.ack_id
+            if old is None or old.newest_step != one.newest_step:
+                group.moved_s[one.rank] = self.desk.now_s
+        return changed
+
+    def take_spoken(self) -> Collection[int]:
+        """Ranks of whom a report has told something new since the last call."""
+        spoken, self._spoken = self._spoken, {}
+        return spoken.keys()
+
+    def _group_of(self, view: HostView, one: TrainerSeen) -> Group | None:
+        """The present group if the trainer is in its lineage; a trainer of another group is ended or adopted."""
+        group, nonce = self.group, group_of(one.lineage)
+        if group is not None and one.lineage == group.lineage:
+            return group
+        if nonce in self.ended:
+            self._tell_end(view.host, one.lineage, self.ended[nonce])
+            return None
+        newer = group is None or (group.adopted and lineage_order(one.lineage) > group.order)
+        if newer:
+            self.adopt(one.lineage)
+            return self.group
+        if group is not None and nonce != group.nonce and lineage_order(one.lineage) < group.order:
+            self._tell_end(view.host, one.lineage, f"replaced by lineage {group.lineage}")
+        return None  # of the same worker group: it has not heard of the restore yet
+
+    def _tell_end(self, host: HostId, lineage: str, reason: str, *, announced: bool = False) -> None:
+        last_s = self._told_end_s.get((host, lineage))
+        if last_s is None or self.desk.now_s - last_s >= RESEND_S:
+            self._told_end_s[host, lineage] = self.desk.now_s
+            attempt = self.desk.attempt
+            self.desk.out.append(
+                EndTrainers(host=host, lineage=lineage, reason=brief(reason), attempt=attempt, announced=announced)
+            )
+
+    # ---------------------------------------------------------------- the end of a group
+
+    def exited(self, event: TrainerExited) -> None:
+        """A trainer's process is gone: unless it left on purpose, its group cannot go on."""
+        nonce, group = group_of(event.lineage), self.group
+        if event.clean and group is not None and group.nonce == nonce:
+            group.left.add(event.rank)
+        if event.stack:  # of each: those that hung together end one by one
+            self.desk.log("error", f"rank {event.rank} was at\n{event.stack}")
+        if event.clean or nonce in self.ended:
+            return
+        if group is None or group.nonce != nonce:
+            if group is None or lineage_order(event.lineage) > group.order:
+                self.ended[nonce] = f"rank {event.rank} on host {event.host} exited: {event.reason}"
+            return
+        group.hosts.setdefault(event.rank, event.host)
+        self.end(f"rank {event.rank} on host {event.host} exited: {event.reason}", spare=event.host)
+
+    def end(self, why: str, spare: HostId | None = None, *, announced: bool = False) -> None:
+        """The group cannot go on: its other ranks are stuck with a dead one. `announced`: see `EndTrainers`."""
+        group = self.group
+        if group is None or not group.alive:
+            return
+        group.alive = False
+        group.why_ended = why
+        self.ended[group.nonce] = why
+        self.desk.log("warning", f"lineage {group.lineage} has ended: {why}")
+        for host in sorted(set(group.hosts.values())):
+            # The host of the dead rank may have other ranks of the group.
+            if host != spare or sum(1 for one in group.hosts.values() if one == host) > 1:
+                self._tell_end(host, group.lineage, why, announced=announced)
+        self.desk.stir = True
+
+    def where(self, ranks: list[int]) -> str:
+        """These ranks with their hosts, for messages."""
+        return ranks_text(ranks, {} if self.group is None else self.group.hosts)
+
+    def lost_text(self, key: SnapshotId) -> str:
+        """What became of a snapshot that was complete, for messages."""
+        group, snap = self.group, self.memory.snaps.get(key)
+        hosts = group.hosts if group is not None and group.nonce == group_of(key.lineage) else {}
+        missing = [] if snap is None else [rank for rank in range(snap.world) if rank not in snap.pieces]
+        return f"its snapshot of {ranks_text(missing, hosts)} is lost" if missing else "its hosts have lost its snapshot"
+
+    def missing_text(self, key: SnapshotId) -> str:
+        """Why a snapshot is not complete, for messages: pieces out of reach are not called
+        missing."""
+        group, snap = self.group, self.memory.snaps.get(key)
+        hosts = {} if group is None else group.hosts
+        pieces = {} if snap is None else snap.pieces
+        views = {rank: self.memory.hosts.get(host) for rank, host in sorted(hosts.items()) if rank not in pieces}
+        down = [rank for rank, view in views.items() if view is not None and not view.up]
+        if down:
+            return f"step {key.step} is out of reach: the hosts of {self.where(down)} are down"
+        if snap is None:
+            return f"no host holds a piece of step {key.step}"
+        if missing := [rank for rank in range(snap.world) if rank not in pieces]:
+            return f"step {key.step} was not staged by {self.where(missing)}"
+        waits = f"all of step {key.step} is in host memory and waits for storage"
+        return waits if snap.complete else f"the pieces of step {key.step} differ in layout"

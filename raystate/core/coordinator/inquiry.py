@@ -1,0 +1,80 @@
+"""A question to all hosts, what they hold now: who has not answered yet. Restores and releases ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raystate.core.coordinator.desk import Desk, Lookout, named
+from raystate.core.coordinator.group import Group
+from raystate.core.coordinator.memory import HostView, Memory
+from raystate.core.coordinator.snapshots import Snapshots
+from raystate.core.formats.messages import group_of
+
+
+class Inquiry:
+    """Asked by giving every host new advice: a report that knows this advice was made after the question.
+
+    Attributes:
+        began_s: when it was asked last.
+    """
+
+    def __init__(self, desk: Desk, memory: Memory, snapshots: Snapshots):
+        self._desk = desk
+        self._memory = memory
+        self._snapshots = snapshots
+        self._seq = -1  # of the advice that asks; -1: it waits for the hosts that are being gathered
+        self._late = Lookout()
+        self.began_s = 0.0
+
+    def begin(self) -> None:
+        """Ask now, or as soon as the hosts of an earlier attempt are gathered."""
+        self.began_s = self._desk.now_s
+        self._seq = -1
+        self.gathered()
+
+    def gathered(self) -> str:
+        """Ask, if that had to wait. Gives the hosts for which it has to wait still; "" if for none."""
+        if self._snapshots.gathering:
+            return named(sorted(self._snapshots.gathering))
+        if self._seq < 0:
+            self._seq = self._snapshots.demand_fresh()
+        return ""
+
+    def first_late(self, is_late: Callable[[HostView], bool]) -> HostView | None:
+        """A host that is late, or None if none is."""
+        return self._late.first(self._memory.views, is_late)
+
+    def is_answered(self, view: HostView) -> bool:
+        """Whether the host has reported after the question reached it."""
+        return view.reported_s is not None and view.reported_s >= self.began_s and not self._has_not_heard(view)
+
+    def is_on_its_way(self, view: HostView) -> bool:
+        """The host speaks, but what it says is from before the question reached it."""
+        heard_lately = self._desk.now_s - view.heard_s < self._desk.settings.host_timeout_s
+        return heard_lately and view.reported_s is not None and self._has_not_heard(view)
+
+    def _has_not_heard(self, view: HostView) -> bool:
+        """The question has not reached it, as its last report says."""
+        return view.advised is not None and view.advised < (self._desk.attempt, self._seq)
+
+
+class RestoreInquiry(Inquiry):
+    """Before a restore: hosts that are down and expected back are waited for, and no trainer of an older worker group may be left."""
+
+    def is_late(self, view: HostView, group: Group) -> bool:
+        """Its report has to be waited for: it has not said yet what it holds now, or it is down and expected back."""
+        return not self.is_fresh(view, group) if view.up else view.back_until_s > self._desk.now_s
+
+    def is_fresh(self, view: HostView, group: Group) -> bool:
+        """The host's last report was made after all ranks had asked, and no trainer of an older worker group is left there."""
+        return self.is_answered(view) and all(group_of(one.lineage) == group.nonce for one in view.trainers)
+
+    def give_up_late(self, group: Group, waited_s: float) -> None:
+        """Count hosts as down that have had their time to answer, so that the restore goes on without what they hold."""
+        limit_s = self._desk.settings.host_timeout_s
+        for view in list(self._memory.views):
+            # One that has just come back is given the time to answer; one that speaks and has not heard the question yet, too.
+            patient = self.is_on_its_way(view) and waited_s < 2 * limit_s
+            if view.up and not self.is_fresh(view, group) and self._snapshots.had_its_time(view) and not patient:
+                why = "trainers of an older lineage are still there" if view.reported_s is not None else "no report"
+                self._snapshots.give_up_on(view.host, f"{why} after {waited_s:.1f} s of restoring")

@@ -1,0 +1,400 @@
+"""The log as one attempt writes it: one entry at a time, and every open intent carried out.
+
+An append that failed says nothing about the entry: it may be there. So the same entry is tried
+again until the answer is known, and what it decided is neither abandoned nor discarded in between.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from raystate.core.coordinator.desk import LAST_RETRY_S, Desk, retry_delay_s
+from raystate.core.coordinator.facts import Facts
+from raystate.core.formats import log
+from raystate.core.formats.log import IntentKey, key_of
+from raystate.core.formats.messages import (
+    Append,
+    Appended,
+    AttemptDead,
+    Claimed,
+    Intent,
+    LiveStep,
+    LogEntry,
+    Publish,
+    PublishDone,
+    Retire,
+    RetireDone,
+    SnapshotId,
+    Superseded,
+)
+from raystate.core.formats.names import cluster_of
+
+CLOSE_AFTER_S = 30.0
+
+Retirement = tuple[int, str]
+"""A step that goes, and why."""
+
+Change = tuple[LiveStep | None, list[Retirement]]
+"""The step to commit, and the steps to retire."""
+
+Kind = Literal["commit", "retention", "rollback", "set aside", "delete", "close"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """An entry that somebody wants.
+
+    Attributes:
+        kind: whose it is, and what it does.
+        why: for the entry and the log.
+        snapshot: commit: what becomes durable.
+        retires: steps that are to go.
+    """
+
+    kind: Kind
+    why: str
+    snapshot: SnapshotId | None = None
+    retires: tuple[Retirement, ...] = ()
+
+
+class Editor(Protocol):
+    """A part of the Coordinator that asks for entries, and decides late what they change."""
+
+    def change(self, request: Request) -> Change | None:
+        """What the entry changes, when its turn has come; None: it is not wanted any more."""
+        ...
+
+    def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:
+        """The entry is in the log; None: `change` gave None, or what it commits is gone from storage (`refused`)."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """An intent that is being carried out."""
+
+    intent: Intent
+    busy: bool = False  # the shell has been told to, and has not said how it went
+    tries: int = 0
+    next_s: float = 0.0  # not tried again before
+    pinned: str = ""  # who has pinned the step, and why; "": no pin is known
+
+
+class Journal:
+    """What this attempt has written to the log, has still to write, and has to carry out."""
+
+    def __init__(self, desk: Desk):
+        self.desk = desk
+        self.tail: LogEntry | None = None
+        self.writer = ""
+        self.dead: set[int] = set()
+        self.carried: set[IntentKey] = set()
+        self.published: tuple[int, ...] = ()
+        self.live: dict[int, LiveStep] = {}  # by step, ascending
+        self.newest = -1  # newest committed step
+        self.facts = Facts()
+        self.troubles: list[str] = []  # failures of storage and steps that were lost since the last published step, newest last
+        self.fails = False  # storage has failed or stood still since then; a step is also lost where it is only slow
+        self.changed_s = 0.0  # when an entry was last written, or something carried out
+        self.superseded: Superseded | None = None
+        self._work: dict[IntentKey, _Work] = {}
+        self.editors: Mapping[Kind, Editor] = {}
+        self._requests: deque[Request] = deque()
+        self._flight: LogEntry | None = None
+        self._flight_of: Request | None = None
+        self._resend_s: float | None = None
+        self._tries = 0
+
+    # ---------------------------------------------------------------- state
+
+    @property
+    def durable_step(self) -> int:
+        """Newest published step, -1: none."""
+        return self.published[-1] if self.published else -1
+
+    @property
+    def busy(self) -> bool:
+        """Whether an entry is being written or waits to be."""
+        return self._flight is not None or bool(self._requests)
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        """Entries that are wanted and not begun."""
+        return tuple(self._requests)
+
+    @property
+    def publishing(self) -> tuple[int, ...]:
+        """Committed steps that are not visible yet."""
+        return tuple(one.intent.step for one in self._work.values() if one.intent.kind == "commit")
+
+    @property
+    def retiring(self) -> tuple[int, ...]:
+        """Steps whose retirement is decided and not carried out yet."""
+        return tuple(one.intent.step for one in self._work.values() if one.intent.kind == "retire")
+
+    @property
+    def pinned(self) -> dict[int, str]:
+        """Steps whose retirement waits for a pin to go -> whose."""
+        return {one.intent.step: one.pinned for one in self._work.values() if one.pinned}
+
+    @property
+    def working(self) -> bool:
+        """Whether something is being carried out. A removal that waits for a pin does not count: the log keeps it for the next attempt."""
+        return any(not one.pinned for one in self._work.values())
+
+    @property
+    def held_by(self) -> frozenset[int]:
+        """Older attempts that may still carry out an open intent."""
+        intents = self.tail.intents if self.tail is not None else ()
+        mine = self.desk.attempt
+        return frozenset(late for one in intents for late in log.carriers(one, self.dead) if late != mine)
+
+    @property
+    def closable(self) -> bool:
+        """Whether an entry written now would close an intent, or say what was given up."""
+        intents, mine = self.tail.intents if self.tail is not None else (), self.desk.attempt
+        closed = (log.is_closed(one, attempt=mine, carried=self.carried, dead=self.dead) for one in intents)
+        return self.facts.has_news or any(closed)
+
+    def is_live(self, key: SnapshotId) -> bool:
+        """Whether the live step of that number is this very snapshot."""
+        one = self.live.get(key.step)
+        return one is not None and one.snapshot == key
+
+    def refuse_save(self, step: int) -> str | None:
+        """Why this step may not be committed now, or None."""
+        assert self.tail is not None
+        return log.refuse_save(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
+
+    def refuse_retire(self, step: int) -> str | None:
+        """Why this step may not be retired now, or None."""
+        assert self.tail is not None
+        return log.refuse_retire(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
+
+    def retirable(self, retires: Iterable[Retirement]) -> list[Retirement]:
+        """Those of these steps that may be retired now."""
+        return [(step, why) for step, why in retires if self.refuse_retire(step) is None]
+
+    def trouble(self, text: str, *, of_storage: bool = True, is_told: bool = True) -> None:
+        """A step is not durable, or not yet: log it, and tell users until a step has been published again.
+
+        Args:
+            of_storage: because storage has failed, which is more than that something was slow.
+        """
+        self.fails = self.fails or of_storage
+        self.desk.log("warning", text)
+        if is_told and self.troubles[-1:] != [text]:
+            self.troubles = [*self.troubles[-4:], text]
+        self.desk.stir = True
+
+    def attempt_dead(self, event: AttemptDead) -> None:
+        """The process of an older attempt is gone: it carries nothing out any more."""
+        if event.attempt < self.desk.attempt and event.attempt not in self.dead:
+            self.dead.add(event.attempt)
+            self.desk.stir = True
+
+    # ---------------------------------------------------------------- writing entries
+
+    def start(self, event: Claimed) -> None:
+        """This attempt owns the run: carry out what earlier attempts have left open."""
+        self.writer = event.entry.writer
+        self.dead = set(event.dead)
+        self._arrived(event.entry)
+
+    def request(self, request: Request) -> None:
+        """Write an entry as soon as the one before it is known; its editor says then what it changes, and hears when it is there."""
+        self._requests.append(request)
+        self.desk.stir = True
+
+    def close(self, why: str) -> None:
+        """Write an entry that closes what is carried out."""
+        self.request(Request(kind="close", why=why))
+
+    def _change(self, request: Request) -> Change | None:
+        if request.kind == "close":
+            return (None, []) if self.closable else None
+        return self.editors[request.kind].change(request)
+
+    def _logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:
+        if request.kind != "close":
+            self.editors[request.kind].logged(request, entry, refused)
+
+    def turn(self) -> None:
+        """Order what can be carried out now, and write the next entry if none is in flight."""
+        desk = self.desk
+        if self._work:
+            publishing = bool(self.publishing)
+            for work in self._work.values():
+                intent = work.intent
+                if work.busy or work.next_s > desk.now_s or self._has_to_wait(intent, publishing):
+                    continue
+                work.busy = True
+                if intent.kind == "commit":
+                    desk.out.append(Publish(step=intent.step, save=intent.save or ""))
+                else:
+                    desk.out.append(Retire(step=intent.step, save=intent.save, aside=intent.aside))
+        if self._flight is not None:
+            if self._resend_s is not None and desk.now_s >= self._resend_s:
+                self._resend_s = None
+                desk.out.append(Append(entry=self._flight))
+            return
+        while self._requests and self._flight is None:
+            request = self._requests.popleft()
+            change = self._change(request)
+            if change is None:
+                self._logged(request, None)
+                continue
+            commit, retires = change
+            assert self.tail is not None
+            aside = request.kind == "set aside"
+            entry = log.next_entry(
+                self.tail,
+                attempt=desk.attempt,
+                writer=self.writer,
+                carried=self.carried,
+                dead=self.dead,
+                commit=commit,
+                retires=[(step, aside, why) for step, why in retires],
+                given_up=self.facts.take(),
+                reason=request.why,
+            )
+            self._flight, self._flight_of, self._tries, self._resend_s = entry, request, 0, None
+            desk.log("debug", f"log entry {entry.seq} ({entry.kind}): {request.why}")
+            desk.out.append(Append(entry=entry))
+
+    def _has_to_wait(self, intent: Intent, publishing: bool) -> bool:
+        """A newer step is visible before those that it replaces go: readers always find one.
+        (test_saves.test_retention_retires_after_the_newer_one_is_visible)"""
+        return publishing and intent.kind == "retire"
+
+    def tick(self) -> None:
+        """Try again what is due, and close carried-out intents when nothing else is logged for a while."""
+        if self._resend_s is not None or any(not one.busy for one in self._work.values()):
+            self.desk.stir = True
+        if not self.busy and not self.working and self.desk.now_s - self.changed_s >= CLOSE_AFTER_S and self.closable:
+            self.close("nothing else to log")
+
+    def appended(self, event: Appended) -> None:
+        """How the append of the entry in flight went."""
+        flight = self._flight
+        if flight is None or event.seq != flight.seq:
+            return
+        if event.outcome == "failed":
+            # The log may have it all the same: a commit is neither discarded nor made anew.
+            # (test_saves.test_an_unanswered_append_is_repeated_and_never_discarded)
+            if self._resend_s is None:
+                self._tries += 1
+                self._resend_s = self.desk.now_s + retry_delay_s(self._tries)
+                self.trouble(f"log entry {flight.seq} ({flight.kind}) could not be written: {event.error}; it is tried again")
+            return
+        if event.outcome == "taken":
+            tail = event.tail
+            # Our own entry under our own name: the acknowledgement of an earlier try was lost.
+            if tail is None or tail.writer != self.writer or tail.attempt != self.desk.attempt:
+                self._supersede(tail, flight)
+                return
+            if tail.seq < flight.seq:
+                self._resend_s = self.desk.now_s
+                self.desk.stir = True
+                return
+        request, self._flight, self._flight_of = self._flight_of, None, None
+        assert request is not None
+        if event.outcome == "refused":
+            # The package is gone and nothing was written: the entry's retirements must not happen.
+            # (test_saves.test_nothing_goes_for_a_step_that_has_not_come)
+            self.facts.refused()
+            self._logged(request, None, event.error)
+            return
+        self._arrived(flight)
+        self._logged(request, flight)
+
+    def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
+        attempt = -1 if tail is None else tail.attempt
+        mine = self.desk.attempt
+        stranger = tail is not None and cluster_of(tail.writer) != cluster_of(self.writer)
+        settings = self.desk.settings
+        where = f"run {settings.run!r} on {settings.storage}"
+        if attempt > mine:
+            who = "a later start"
+            if stranger:
+                is_here = tail is not None and tail.writer.partition(".")[0] == self.writer.partition(".")[0]
+                who = "another run of this Ray cluster, which has its storage under another path or URL," if is_here else _ELSEWHERE
+            text = (
+                f"{where}: {who} has taken over the run (as attempt {attempt}, with log entry {flight.seq}), and this one (attempt {mine}) "
+                "can't make steps durable any more" + ("; end one of them, or give each a storage of its own" if stranger else "")
+            )
+        else:
+            text = (
+                f"{where}: log entry {flight.seq} belongs to attempt {attempt}, this is attempt {mine}, so it is another run's log"
+            )
+        self.superseded = Superseded(by_attempt=attempt, reason=text, by_stranger=stranger)
+        self.desk.stir = True
+
+    def _arrived(self, entry: LogEntry) -> None:
+        self.tail = entry
+        open_keys: set[IntentKey] = set()
+        for intent in entry.intents:
+            key = key_of(intent)
+            open_keys.add(key)
+            if key not in self.carried and key not in self._work:
+                self._work[key] = _Work(intent)
+        self.carried &= open_keys
+        self.facts.arrived(entry)
+        self._looked()
+
+    def _looked(self) -> None:
+        tail = self.tail
+        assert tail is not None
+        self.published = log.published_steps(tail, self.carried)  # durable is what readers see
+        self.live = {one.step: one for one in tail.live}
+        self.newest = max(self.live, default=-1)
+        self.changed_s = self.desk.now_s
+        self.desk.stir = True
+
+    # ---------------------------------------------------------------- carrying out
+
+    def publish_done(self, event: PublishDone) -> None:
+        """How the publication of a committed step went."""
+        work = self._begun("commit", event.step)
+        if work is not None and work.intent.save == event.save:
+            self._ended(work, event.error, "published", f"step {event.step} is durable (save {event.save})")
+
+    def retire_done(self, event: RetireDone) -> None:
+        """How the removal of a retired step went."""
+        work = self._begun("retire", event.step)
+        if work is None:
+            return
+        if not event.pinned:
+            self._ended(work, event.error, "retired", f"step {event.step} is retired: {work.intent.reason}")
+            return
+        # A pin is no failure: users hear of no trouble, and the end of the run doesn't wait.
+        # (test_saves.test_a_pinned_step_is_removed_when_its_pin_is_gone)
+        if not work.pinned:
+            self.desk.log("info", f"step {event.step} is removed when it is no longer pinned ({event.pinned})")
+        work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + LAST_RETRY_S
+        self.desk.stir = True
+
+    def _begun(self, kind: str, step: int) -> _Work | None:
+        """What the shell has been told to carry out and has not answered."""
+        return next((one for one in self._work.values() if one.busy and (one.intent.kind, one.intent.step) == (kind, step)), None)
+
+    def _ended(self, work: _Work, error: str, what: str, done: str) -> None:
+        if error:
+            work.busy = False
+            work.tries += 1
+            work.next_s = self.desk.now_s + retry_delay_s(work.tries)
+            self.trouble(f"step {work.intent.step} could not be {what}: {error}; it is tried again")
+            return
+        key = key_of(work.intent)
+        del self._work[key]
+        self.carried.add(key)
+        if work.intent.kind == "commit":
+            self.troubles, self.fails = [], False
+        self.desk.log("info", done)
+        self._looked()
+
+
+_ELSEWHERE = "another Ray cluster, or another script with a Ray of its own,"

@@ -1,0 +1,356 @@
+"""The Coordinator's decisions: events in, commands out.
+
+`handle` is the only mutator. It is deterministic and has neither clock nor I/O, so that any history can be replayed. The parts:
+
+    group       who trains (joins, lineages, ends)      memory, snapshots  what hosts hold; advice to them
+    journal     entries of the log and their intents    saves              from a complete snapshot to its commit
+    recovery    what a group restores                   agreement          all ranks act at the same step
+    notices     hosts that are to go away               hangs              who makes no step any more
+    promises    flush                                   absence            hosts that are away for a moment
+    discards    what hosts discard after a restore      deletes            steps that the user deletes
+    leaving     close, release
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raystate.core.coordinator.agreement import Agreement
+from raystate.core.coordinator.deletes import Deletes
+from raystate.core.coordinator.desk import Desk
+from raystate.core.coordinator.discards import Discards
+from raystate.core.coordinator.group import Joins
+from raystate.core.coordinator.hangs import Hangs
+from raystate.core.coordinator.journal import Journal
+from raystate.core.coordinator.leaving import Leaving
+from raystate.core.coordinator.memory import Memory
+from raystate.core.coordinator.notices import Notices
+from raystate.core.coordinator.promises import Promises
+from raystate.core.coordinator.recovery import Restores
+from raystate.core.coordinator.saves import Saves
+from raystate.core.coordinator.snapshots import Snapshots
+from raystate.core.formats.errors import InvalidTransitionError
+from raystate.core.formats.messages import (
+    Answer,
+    Appended,
+    Ask,
+    AttemptDead,
+    Claimed,
+    Command,
+    DeleteAsked,
+    Event,
+    Failure,
+    FlushAsked,
+    GivenUp,
+    HostDown,
+    HostLeaving,
+    HostReported,
+    HostUp,
+    Invalidated,
+    Joined,
+    LeaveAsked,
+    LogEntry,
+    Packaged,
+    Progress,
+    PublishDone,
+    ReleaseAsked,
+    ResizeAsked,
+    RestoreAsked,
+    RestoreTried,
+    RetireDone,
+    Settings,
+    StopAsked,
+    Superseded,
+    Tick,
+    TrainerExited,
+    Written,
+)
+from raystate.core.formats.printed import printed_parts
+
+NO_REST = "the decisions have not come to rest"
+_MAX_ROUNDS = 50  # each round follows from a change of the one before; more would be a loop
+
+
+class Coordinator:
+    """One attempt's decisions.
+
+    Args:
+        settings: what the decisions depend on.
+    """
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self._desk = desk = Desk(settings)
+        self.memory = Memory()
+        self.journal = Journal(desk)
+        self.joins = Joins(desk, self.memory, self.journal)
+        self.saves = Saves(desk, self.memory, self.joins, self.journal)
+        self.discards = Discards(desk, self.memory)
+        self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves, self.discards)
+        self.recovery = Restores(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.discards)
+        self.agreement = Agreement(desk, self.joins, self.journal, self.saves, self.snapshots)
+        self.notices = Notices(desk, self.joins, self.agreement)
+        self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
+        self.hangs = Hangs(desk, self.joins, self.saves, self.promises)
+        self.deletes = Deletes(desk, self.memory, self.joins, self.journal, self.saves)
+        self.leaving = Leaving(
+            desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement, self.promises
+        )
+        self.journal.editors = {
+            "commit": self.saves,
+            "retention": self.saves,
+            "rollback": self.recovery.withdrawals,
+            "set aside": self.recovery.withdrawals,
+            "delete": self.deletes,
+        }
+        self._early: list[Event] = []
+        self._claimed_s = 0.0
+        self._end: Superseded | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Claimed: self._claim,
+            HostUp: self.snapshots.host_up,
+            HostDown: self._host_down,
+            HostLeaving: self.notices.leaving,
+            HostReported: self.snapshots.reported,
+            Joined: self._joined,
+            TrainerExited: self.joins.exited,
+            RestoreAsked: self.recovery.asked,
+            RestoreTried: self.recovery.tried,
+            FlushAsked: self.promises.flush_asked,
+            LeaveAsked: self.leaving.leave_asked,
+            ReleaseAsked: self.leaving.release_asked,
+            DeleteAsked: self.deletes.asked,
+            StopAsked: self.agreement.stop_asked,
+            ResizeAsked: self._resize_asked,
+            Invalidated: self.discards.invalidated,
+            Written: self.saves.written,
+            Progress: self.saves.progressed,
+            Packaged: self._packaged,
+            Appended: self.journal.appended,
+            PublishDone: self.journal.publish_done,
+            RetireDone: self.journal.retire_done,
+            AttemptDead: self.journal.attempt_dead,
+            GivenUp: self._given_up,
+            Tick: self._tick,
+        }
+
+    # ---------------------------------------------------------------- what others may look at
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is; 0 before the claim."""
+        return self._desk.attempt
+
+    @property
+    def tail(self) -> LogEntry | None:
+        """The newest log entry that is known, None before the claim."""
+        return self.journal.tail
+
+    @property
+    def finished(self) -> bool:
+        """Whether it decides nothing any more: the run is released, or another attempt owns it."""
+        return self.leaving.is_finished() or self._end is not None
+
+    @property
+    def held_by(self) -> frozenset[int]:
+        """Older attempts that may still carry out an open intent: the opposite has to wait for
+        them."""
+        return self.journal.held_by
+
+    # ---------------------------------------------------------------- the one entrance
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        """Take one event.
+
+        Args:
+            event: what has happened.
+            now_s: monotonic seconds of this process; only differences matter.
+
+        Returns:
+            What is to be done, in order. The outcome of each comes back as an event.
+
+        Raises:
+            InvalidTransitionError: a bug in raystate; it tells the event and the state that did not fit.
+        """
+        try:
+            return self._handle(event, now_s)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise InvalidTransitionError(f"the Coordinator cannot take {event!r} ({text}); {self.story()}") from error
+
+    def story(self) -> str:
+        """The state in one line, for people."""
+        group, saves, journal = self.joins.group, self.saves, self.journal
+        jobs = ", ".join(f"step {key.step} {job.phase}" for key, job in saves.jobs.items()) or "none"
+        tail = "none" if journal.tail is None else f"{journal.tail.seq} ({journal.tail.kind})"
+        return (
+            f"attempt {self.attempt}; lineage {group.lineage if group is not None else 'none'}"
+            f"{'' if group is None or group.alive else ' (ended)'}; recovery {self.recovery.phase}; end {self.leaving.phase}; "
+            f"saves: {jobs}; stable {self.snapshots.stable[0]}; durable {journal.durable_step}; log entry {tail}"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """All that it knows, by part, in values that print, compare and go into JSON."""
+        return printed_parts(self)
+
+    def __repr__(self) -> str:
+        return f"<Coordinator: {self.story()}>"
+
+    def _handle(self, event: Event, now_s: float) -> list[Command]:
+        desk = self._desk
+        desk.now_s = now_s
+        out: list[Command] = []
+        desk.out = out
+        if self._end is not None:
+            ask = getattr(event, "ask", None)
+            if ask is not None and self._end.by_stranger:
+                self._refuse_stale(ask)
+            return out
+        if not self.attempt and type(event) not in (Claimed, GivenUp):
+            if type(event) is not Tick:
+                self._early.append(event)
+            return out
+        self._take(event)
+        if desk.stir:
+            self._settle()
+        return out
+
+    def _take(self, event: Event) -> None:
+        ask: Ask | None = getattr(event, "ask", None)
+        if ask is not None:
+            known = self._desk.replies.get(ask)
+            if known is not None:
+                self._desk.out.append(Answer(ask=ask, reply=known))
+                return
+            if self.leaving.is_finished():
+                self._desk.fail([ask], "StaleAttemptError", "the run has been released", released=True)
+                return
+            self._desk.open_asks[ask] = None
+        elif self.leaving.is_finished():
+            return
+        self._handlers[type(event)](event)
+
+    def _settle(self) -> None:
+        """Let every part look until nothing changes any more.
+
+        The order, in each round: saves begin; recovery, notices and agreement go on; those that
+        wait for durability or for the end are answered; the journal gives the entries that all of
+        these want; advice tells the hosts. Each part reads what the parts before it have left, and
+        asks only the journal (which comes last) for entries. So most events need one round. A part
+        that changes what an earlier one waits for sets `desk.stir`, and another round follows.
+        """
+        desk = self._desk
+        for _ in range(_MAX_ROUNDS):
+            desk.stir = False
+            if self.journal.superseded is not None:
+                self._supersede(self.journal.superseded)
+                return
+            if self.leaving.is_finished():
+                return
+            spoken = self.joins.take_spoken()
+            self.saves.turn()
+            self.recovery.turn()
+            self.notices.turn()
+            self.agreement.turn(spoken)
+            self.promises.turn(spoken)
+            self.deletes.turn()
+            self.leaving.turn()
+            self.journal.turn()
+            if self.leaving.is_finished():
+                return
+            self.snapshots.advise()
+            if not desk.stir:
+                return
+        desk.log("error", f"{NO_REST} after {_MAX_ROUNDS} rounds; {self.story()}")
+
+    # ---------------------------------------------------------------- beginning and end
+
+    def _claim(self, event: Claimed) -> None:
+        if self.attempt:
+            return
+        desk = self._desk
+        self._claimed_s = desk.now_s
+        desk.attempt = event.entry.attempt
+        desk.log("debug", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
+        self.journal.start(event)
+        self.snapshots.start(event.hosts)
+        self.agreement.start()
+        self._settle()
+        early, self._early = self._early, []
+        for one in early:
+            self._take(one)
+            if desk.stir:
+                self._settle()
+
+    def _supersede(self, end: Superseded) -> None:
+        self._end = end
+        desk = self._desk
+        desk.log("error", end.reason)
+        if end.by_stranger:  # else the next Coordinator answers
+            for ask in desk.open_asks:
+                self._refuse_stale(ask)
+            self.snapshots.fail(_stale(end))  # or save() would go on to say True
+            self.snapshots.advise()
+        desk.out.append(end)
+
+    def _refuse_stale(self, ask: Ask) -> None:
+        assert self._end is not None
+        self._desk.out.append(Answer(ask=ask, reply=_stale(self._end)))
+
+    # ---------------------------------------------------------------- small ones
+
+    def _host_down(self, event: HostDown) -> None:
+        self.notices.down(event)
+        self.snapshots.host_down(event)
+
+    def _joined(self, event: Joined) -> None:
+        if self.leaving.is_settled and event.group != self.joins.name:
+            # Its Coordinator is the next one: this one would end under its feet.
+            self._desk.fail([event.ask], "StaleAttemptError", "the run is being released", released=True)
+            return
+        self.snapshots.trainer_heard()
+        self.joins.joined(event)
+
+    def _resize_asked(self, event: ResizeAsked) -> None:
+        group = self.joins.group
+        # One that an earlier attempt has started is not known by its launcher's name.
+        if group is None or not group.alive or self.joins.name not in ("", event.group) or self.leaving.phase != "open":
+            self._desk.log("debug", f"no trainer is asked to stop, the group has ended or is ending: {event.reason}")
+            return
+        self.agreement.stop_asked(StopAsked(reason=event.reason, within_s=None, group=group.nonce))
+
+    def _packaged(self, event: Packaged) -> None:
+        self.saves.packaged(event)
+        mistake, group = self.saves.mistake, self.joins.group
+        if mistake is not None and event.hopeless and group is not None and group.lineage == mistake[0].lineage:
+            # Nothing that this training makes can ever be durable: better said now than at its end.
+            self.snapshots.fail(Failure(error="ConfigError", message=mistake[1], details={"step": mistake[0].step}))
+
+    def _given_up(self, event: GivenUp) -> None:
+        self._supersede(Superseded(by_attempt=self.attempt, reason=event.reason, by_stranger=True))
+
+    def _give_up_waiting(self) -> None:
+        """No process sleeps for so long: its open intents are closed, and their steps are free."""
+        if self._desk.now_s - self._claimed_s >= self.settings.assume_dead_after_s:
+            for attempt in sorted(self.journal.held_by):
+                self._desk.log("warning", f"attempt {attempt} has not come back: its process is taken for dead")
+                self.journal.attempt_dead(AttemptDead(attempt=attempt))
+
+    def _tick(self, _: Tick) -> None:
+        self._give_up_waiting()
+        self.joins.tick()
+        self.notices.tick()
+        self.hangs.tick()
+        self.journal.tick()
+        self.snapshots.tick()
+        self.saves.tick()
+        self.recovery.tick()
+        self.agreement.tick()
+        self.promises.tick()
+        self.deletes.tick()
+        self.leaving.tick()
+
+
+def _stale(end: Superseded) -> Failure:
+    return Failure(error="StaleAttemptError", message=end.reason, details={"by_attempt": end.by_attempt})

@@ -1,0 +1,290 @@
+"""What the hosts hold in memory: which snapshots are complete, and which steps cannot become complete any more.
+
+A host's report replaces the one before it, so a lost report costs nothing. Pieces are indexed by snapshot: a report changes only what
+differs from the host's last one, and costs no more when there are more hosts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from raystate.core.formats.messages import (
+    HostId,
+    HostSummary,
+    Invalidate,
+    Lineage,
+    Proposal,
+    SnapshotId,
+    Staged,
+    TrainerSeen,
+)
+
+
+@dataclass(slots=True, eq=False)
+class HostView:
+    """What the Coordinator knows of one host, from its last report."""
+
+    host: HostId
+    heard_s: float
+    up_s: float  # since when it is up
+    up: bool = True
+    why_down: str = ""
+    back_until_s: float = -1e9  # down with its pieces, but expected back until then
+    incarnation: str = ""
+    past: dict[str, int] = field(default_factory=dict[str, int])  # replaced incarnations, each with the newest report number seen
+    summary_seq: int = -1
+    staged: tuple[Staged, ...] = ()
+    trainers: tuple[TrainerSeen, ...] = ()
+    reported_s: float | None = None  # when its last report came in, None before the first of this incarnation
+    advised: tuple[int, int] | None = None
+    proposal_seen: Proposal | None = None
+    heard_of: int | None = None  # newest attempt that the host knows of
+    sent: int | None = None  # number of the last Advice given to it; None: it has to be given the newest
+    sent_s: float = -1e9
+    base_order: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
+    domain: str | None = None  # what it is lost together with; "": nothing else; None: it has not reported yet
+    no_copies: str = ""  # why it can't keep copies for other hosts
+
+    def rise(self, now_s: float) -> bool:
+        """The host has spoken. True if it was down until now."""
+        self.heard_s = now_s
+        if self.up:
+            return False
+        self.up = True
+        self.up_s = now_s
+        return True
+
+    def expect_back(self, until_s: float) -> None:
+        """The host is down, and a recovery waits for it until then."""
+        self.back_until_s = until_s
+
+    def told(self, seq: int, now_s: float) -> None:
+        """The advice of this number was given to the host."""
+        self.sent = seq
+        self.sent_s = now_s
+
+    def tell_again(self) -> None:
+        """The newest advice has not reached the host: it counts as not given."""
+        self.sent = None
+
+
+@dataclass(slots=True, eq=False)
+class Snap:
+    """The pieces of one snapshot."""
+
+    id: SnapshotId
+    pieces: dict[int, dict[HostId, Staged]] = field(default_factory=dict[int, dict[HostId, Staged]])  # by rank
+    _shapes: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])  # (layout, world) of the pieces
+    _promised: int = 0  # how many of them are
+
+    @property
+    def order(self) -> tuple[Lineage, tuple[int, int]]:
+        """Newer snapshots are greater, also across lineages."""
+        return self.id.order
+
+    @property
+    def lineage(self) -> str:
+        """The lineage in which it was staged."""
+        return self.id.lineage
+
+    @property
+    def step(self) -> int:
+        """The number of its step."""
+        return self.id.step
+
+    @property
+    def uniform(self) -> bool:
+        """All pieces that are there are of one world, with the same layout."""
+        return len(self._shapes) == 1
+
+    @property
+    def complete(self) -> bool:
+        """Every rank of one world is there, all with the same layout.
+        (test_simulator.test_planted_bug_is_found, "complete without one piece")"""
+        return self.uniform and len(self.pieces) == self.world
+
+    @property
+    def promised(self) -> bool:
+        """Complete, and save() returned True for it on every rank."""
+        return self.complete and self._promised == self._shapes.total()
+
+    @property
+    def promised_by_some(self) -> bool:
+        """save() returned True for it on a rank whose piece is here."""
+        return self._promised > 0
+
+    @property
+    def world(self) -> int:
+        """How many ranks have a piece of it; 0 before the first piece is known."""
+        return next(iter(self._shapes))[1] if self._shapes else 0
+
+    @property
+    def unequal(self) -> bool:
+        """Ranks hold different values of something of which a step has one."""
+        return len({piece.local for held in self.pieces.values() for piece in held.values() if piece.local}) > 1
+
+    def skipper(self, view: HostView) -> int | None:
+        """A rank on this host that has no piece of it and won't have one: past it, and not staging
+        it."""
+        for one in view.trainers:
+            is_past = one.lineage == self.lineage and one.place >= self.id.place and self.step not in one.pending
+            if is_past and view.host not in self.pieces.get(one.rank, {}):
+                return one.rank
+        return None
+
+    def add(self, host: HostId, piece: Staged) -> None:
+        """A host holds this piece."""
+        self.remove(host, piece.rank)
+        self.pieces.setdefault(piece.rank, {})[host] = piece
+        self._count(piece, 1)
+
+    def remove(self, host: HostId, rank: int) -> None:
+        """The host does not hold the rank's piece any more."""
+        held = self.pieces.get(rank, {})
+        piece = held.pop(host, None)
+        if piece is None:
+            return
+        if not held:
+            del self.pieces[rank]
+        self._count(piece, -1)
+
+    def _count(self, piece: Staged, by: int) -> None:
+        shape = (piece.layout, piece.world)
+        self._shapes[shape] += by
+        if not self._shapes[shape]:
+            del self._shapes[shape]
+        self._promised += by * piece.promised
+
+    def holders(self) -> dict[int, tuple[HostId, ...]]:
+        """rank -> the hosts that hold its piece."""
+        return {rank: tuple(sorted(self.pieces[rank])) for rank in sorted(self.pieces)}
+
+    def home(self, rank: int, own: HostId | None) -> HostId:
+        """A host that holds the rank's piece: its `own`, if that has it."""
+        held = self.pieces[rank]
+        return own if own is not None and own in held else min(held)
+
+
+class Memory:
+    """Hosts and the index of their pieces."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[HostId, HostView] = {}
+        self.views: list[HostView] = []  # the same, in the order in which they came
+        self.snaps: dict[SnapshotId, Snap] = {}
+        self.base: Invalidate | None = None  # the newest recovery decision that is known
+
+    # ---------------------------------------------------------------- hosts come and go
+
+    def view(self, host: HostId, now_s: float) -> HostView:
+        """What is known of a host; one that was never heard of counts as up from now on."""
+        view = self.hosts.get(host)
+        if view is None:
+            view = self.hosts[host] = HostView(host, heard_s=now_s, up_s=now_s)
+            self.views.append(view)
+        return view
+
+    def incarnate(self, view: HostView, incarnation: str, seq: int, now_s: float, patience_s: float) -> bool | None:
+        """Note which incarnation speaks. True: a new one; False: the known one; None: one that has been replaced.
+
+        A late message of a dead incarnation may arrive after the first of its successor. A
+        Coordinator that has just started can't tell which is which. The dead one falls silent: then
+        the other is believed again.
+        """
+        if incarnation == view.incarnation:
+            return False
+        if incarnation in view.past and not (seq > view.past[incarnation] and now_s - view.heard_s >= patience_s):
+            view.past[incarnation] = max(seq, view.past[incarnation])
+            return None
+        if view.incarnation:
+            view.past[view.incarnation] = view.summary_seq
+        view.incarnation = incarnation
+        view.summary_seq = view.past.pop(incarnation, -1)
+        view.reported_s = None
+        view.sent = None
+        view.advised = None
+        # With the pieces: the old one's report of trainers without pieces would look like skipped
+        # steps. (test_snapshots.test_what_a_dead_host_actor_said_of_trainers_goes_with_it)
+        view.trainers = ()
+        return True
+
+    def forget(self, view: HostView, why: str) -> None:
+        """The host is down: its pieces cannot be read. They count again when it reports them again."""
+        self.place(view, ())
+        view.up = False
+        view.why_down = why
+        view.reported_s = None
+        view.sent = None
+        view.trainers = ()
+
+    def place(self, view: HostView, staged: tuple[Staged, ...]) -> dict[SnapshotId, bool]:
+        """Replace the host's pieces; gives the snapshots that changed, each with whether it is new
+        here."""
+        old = view.staged
+        touched: dict[SnapshotId, bool] = {}
+        for piece in old:
+            if piece not in staged and (snap := self.snaps.get(piece.id)) is not None:
+                snap.remove(view.host, piece.rank)
+                touched[piece.id] = False
+        for piece in staged:
+            if piece not in old:
+                new = piece.id not in self.snaps
+                snap = self.snaps.setdefault(piece.id, Snap(piece.id))
+                snap.add(view.host, piece)
+                touched.setdefault(piece.id, new)  # of several ranks of this host the first one tells
+        view.staged = staged
+        for key in touched:
+            if not self.snaps[key].pieces:
+                del self.snaps[key]
+        return touched
+
+    def take(self, view: HostView, summary: HostSummary, now_s: float) -> dict[SnapshotId, bool]:
+        """A report of the known incarnation, newer than the last. Gives what `place` gives."""
+        view.summary_seq = summary.seq
+        view.heard_s = view.reported_s = now_s
+        view.advised = summary.advised
+        view.proposal_seen = summary.proposal
+        view.heard_of = summary.attempt
+        view.domain, view.no_copies = summary.domain, summary.no_copies
+        if summary.base is not None:
+            self.discarded(view, summary.base.stamp)
+            # A new Coordinator learns from the hosts what the restores before it have given up.
+            # (test_fates.test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable)
+            if self.base is None or summary.base.stamp > self.base.stamp:
+                self.base = summary.base
+        view.trainers = summary.trainers
+        if summary.staged == view.staged:
+            return {}
+        return self.place(view, summary.staged)
+
+    def discarded(self, view: HostView, order: tuple[int, int]) -> None:
+        """The host has carried out the Invalidate with this (attempt, seq)."""
+        view.base_order = max(view.base_order, order)
+
+    def rebase(self, base: Invalidate) -> None:
+        """A recovery has decided what counts from now on."""
+        self.base = base
+
+    # ---------------------------------------------------------------- what can be recovered
+
+    def believed(self, lineage: str, step: int) -> bool:
+        """False for what a restore has given up, although some host that was away may still hold
+        it. (test_simulator.test_planted_bug_is_found, "host rejoins without discarding")"""
+        base = self.base
+        return base is None or base.spares(lineage, step)
+
+    def complete(self, key: SnapshotId) -> Snap | None:
+        """The snapshot, if all its pieces are here and no restore has given it up."""
+        snap = self.snaps.get(key)
+        return snap if snap is not None and snap.complete and self.believed(key.lineage, key.step) else None
+
+    def candidates(self) -> list[Snap]:
+        """Complete and believed snapshots, best first: the newest lineage that has one, then the newest step.
+
+        A lineage that has a complete snapshot had recovered before it: what older lineages hold beyond that was given up.
+        """
+        found = [snap for snap in self.snaps.values() if snap.complete and self.believed(snap.lineage, snap.step)]
+        if len(found) > 1:
+            found.sort(key=lambda snap: snap.order, reverse=True)
+        return found

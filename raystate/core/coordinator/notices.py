@@ -1,0 +1,85 @@
+"""Hosts that were announced to go away: the trainers there are asked to stop in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raystate.core.coordinator.agreement import Agreement
+from raystate.core.coordinator.desk import Desk, brief, ranks_text
+from raystate.core.coordinator.group import Group, Joins
+from raystate.core.formats.messages import HostDown, HostId, HostLeaving, StopAsked
+
+EARLIER_S = 1.0  # an end that is earlier by less is the same, told again
+OVERDUE_S = 60.0  # after its end a host is not to go away any more: it is gone, or somebody was wrong
+
+
+@dataclass(slots=True)
+class _End:
+    """When a host is to be gone, and why."""
+
+    until_s: float
+    why: str
+    asked: str | None = None  # the worker group that was asked last because of it
+
+
+class Notices:
+    """Asks each worker group with ranks on such a host to stop, once for each of these hosts.
+
+    A host is told of many times, perhaps by several (Ray, the cloud, its own process): its earliest end counts. One that outlives it
+    is as good as any other again.
+    """
+
+    def __init__(self, desk: Desk, joins: Joins, agreement: Agreement):
+        self.desk = desk
+        self.joins = joins
+        self.agreement = agreement
+        self._ends: dict[HostId, _End] = {}
+
+    @property
+    def hosts(self) -> frozenset[HostId]:
+        """Those that are to go away."""
+        return frozenset(self._ends)
+
+    def leaving(self, event: HostLeaving) -> None:
+        """A host is to go away."""
+        within_s = self.desk.settings.barrier_timeout_s if event.within_s is None else max(0.0, event.within_s)
+        until_s = self.desk.now_s + within_s
+        known = self._ends.get(event.host)
+        if known is None:
+            self.desk.log("debug", f"host {event.host} goes away within {within_s:.1f} s: {event.reason}")
+        if known is None or until_s < known.until_s - EARLIER_S:
+            self._ends[event.host] = _End(until_s, event.reason)
+            self.desk.stir = True
+
+    def down(self, event: HostDown) -> None:
+        """A host that is gone for good is not to go away any more."""
+        if event.gone:
+            self._ends.pop(event.host, None)
+
+    def tick(self) -> None:
+        """Forget those who should have gone long ago."""
+        for host, end in [(host, end) for host, end in self._ends.items() if self.desk.now_s - end.until_s >= OVERDUE_S]:
+            view = self.joins.memory.hosts.get(host)
+            if view is not None and view.up:
+                self.desk.log("warning", f"host {host} was to go away {OVERDUE_S:.0f} s ago, and is still there: {end.why}")
+            del self._ends[host]
+
+    def turn(self) -> None:
+        """Ask the present group, if it has ranks on such a host and has not been asked because of that one.
+
+        After a host's end only a group is asked that runs there since before: the next one may have been started because it stays.
+        """
+        group = self.joins.group
+        if not self._ends or group is None or not group.alive:
+            return
+        for host in sorted(self._ends.keys() & group.hosts.values()):
+            end = self._ends[host]
+            if end.asked is None or (end.asked != group.nonce and self.desk.now_s < end.until_s):
+                end.asked = group.nonce
+                self._ask(host, end, group)
+
+    def _ask(self, host: HostId, end: _End, group: Group) -> None:
+        ranks = [rank for rank, one in sorted(group.hosts.items()) if one == host]
+        reason = brief(f"the node of {ranks_text(ranks, group.hosts)} goes away: {end.why}")
+        within_s = max(0.0, end.until_s - self.desk.now_s)
+        self.agreement.stop_asked(StopAsked(reason=reason, within_s=within_s, group=group.nonce))

@@ -1,0 +1,221 @@
+"""What became of the steps for which save() has returned True: a rank that flushes waits for it, a
+rank that closes is told."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+from typing import TypeVar
+
+from raystate.core.coordinator.desk import Desk
+from raystate.core.coordinator.group import Group, Joins
+from raystate.core.coordinator.journal import Journal
+from raystate.core.coordinator.memory import Memory
+from raystate.core.coordinator.saves import Saves
+from raystate.core.coordinator.snapshots import Snapshots
+from raystate.core.formats.messages import Ask, FlushAsked, FlushReply, LeaveAsked, SnapshotId
+from raystate.core.formats.texts import of_step
+
+What = TypeVar("What")
+Fate = tuple[bool | None, str]  # see `Saves.fate`
+
+
+class Fates:
+    """What has become of promises, as of now: each is looked at once, however many ranks ask about it."""
+
+    def __init__(self, joins: Joins, fate: Callable[[SnapshotId], Fate], waits_for: Callable[[SnapshotId], str]):
+        self._joins = joins
+        self.fate = cache(fate)
+        self._waits_for = cache(waits_for)
+
+    def is_heard(self, event: FlushAsked | LeaveAsked) -> bool:
+        """Whether a report has told of what the rank had saved when it asked; nothing is known of its promises before."""
+        group = self._joins.group
+        return not event.promised or (group is not None and group.heard(event.rank, event.word))
+
+    def unfinished(self, event: FlushAsked | LeaveAsked, *, but: int = -1) -> tuple[list[SnapshotId], list[str], list[SnapshotId]]:
+        """(what is still undecided; why others have failed; which of these were not broken) of what was promised to a rank, but for one
+        step."""
+        # Another try of the same step keeps the promise, too.
+        broken = [f"step {key.step}: {why}" for key, why in event.broken if key.step != but and self.fate(key)[0] is not True]
+        promised = [key for key in event.promised if key.step != but]
+        if not self.is_heard(event):
+            return promised, broken, []
+        undecided = [key for key in promised if self.fate(key)[0] is None]
+        lost = [key for key in promised if self.fate(key)[0] is False]
+        whys = [(key, self.fate(key)[1]) for key in lost]
+        return undecided, [*broken, *(of_step(key.step, why) for key, why in whys)], lost
+
+    def texts(self, event: FlushAsked | LeaveAsked, undecided: Iterable[SnapshotId]) -> Iterable[str]:
+        """What these wait for, each once."""
+        if not self.is_heard(event):
+            return [f"no report yet of what {self._joins.where([event.rank])} has saved"]
+        return dict.fromkeys(self._waits_for(key) for key in undecided)
+
+    def late(self, event: FlushAsked | LeaveAsked, *, but: int = -1) -> list[str]:
+        """Why what was promised to a rank is not durable, or not yet; but for one step."""
+        undecided, errors, _ = self.unfinished(event, but=but)
+        return [*errors, *self.texts(event, undecided)]
+
+
+class Promises:
+    """Waits for durability on behalf of the ranks that have called wait_until_finished().
+
+    Each waits for one thing at a time: a report of its rank, then the first of its promises that is undecided. So an event costs the same
+    however many wait. The next tick sees changes that no event tells, such as a host that is down.
+    """
+
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
+        self._desk = desk
+        self._snapshots = snapshots
+        self._memory = memory
+        self._joins = joins
+        self._journal = journal
+        self._saves = saves
+        self._waiting: dict[Ask, tuple[FlushAsked, float]] = {}  # with the time when it was asked
+        self._new: list[Ask] = []  # not looked at yet
+        self._unheard: dict[int, list[Ask]] = {}  # by the rank whose report they wait for
+        self._undecided: dict[SnapshotId, list[Ask]] = {}  # by the promise that they wait for
+        self._group: Group | None = None  # when they were looked at last
+        self._ticked = False
+
+    def flush_asked(self, event: FlushAsked) -> None:
+        """A rank waits until everything that it was promised is durable, or known to be lost."""
+        if self._joins.check(event.ask, event.lineage, event.rank):
+            for key, why in event.broken:
+                self._saves.copy_broke(key, event.rank, why)
+            if event.ask not in self._waiting:  # who asks again, because the answer may be lost, waits no longer
+                self._waiting[event.ask] = (event, self._desk.now_s)
+                self._new.append(event.ask)
+            self._desk.stir = True
+
+    def turn(self, spoken: Collection[int]) -> None:
+        """Answer those whose promises are all settled, whose group is gone, or who have waited long enough. `spoken`: ranks."""
+        if self._waiting:
+            fates = self.fates()
+            for ask in self._due(spoken):
+                self._answer(ask, fates)
+
+    def _due(self, spoken: Collection[int]) -> list[Ask]:
+        """Who may have to be answered, now that these ranks have spoken."""
+        group = self._joins.group
+        due, self._new = self._new, []
+        ticked, self._ticked = self._ticked, False
+        if group is not self._group or group is None or not group.alive:
+            self._group = group
+            self._unheard, self._undecided = {}, {}
+            return [*self._waiting]
+        if ticked:
+            due += self._late()
+        for rank in spoken:
+            due += self._unheard.pop(rank, ())
+        for key in [key for key in self._undecided if self._fate(key, None if ticked else spoken)[0] is not None]:
+            due += self._undecided.pop(key)
+        return due
+
+    def _late(self) -> list[Ask]:
+        """Take the ranks that have waited long enough: they wait for nothing any more."""
+        least_s = self._desk.now_s - self._desk.settings.save_timeout_s
+        # In the order in which they have asked.
+        late = dict.fromkeys(itertools.takewhile(lambda ask: self._waiting[ask][1] <= least_s, self._waiting))
+        if late:
+            self._unheard = _without(self._unheard, late)
+            self._undecided = _without(self._undecided, late)
+        return [*late]
+
+    def _answer(self, ask: Ask, fates: Fates) -> None:
+        """If it need not wait any more."""
+        event, since_s = self._waiting[ask]
+        group = self._joins.group
+        gone = group is None or not group.alive or group.lineage != event.lineage
+        waited_s = self._desk.now_s - since_s
+        if event.wait and not gone and waited_s < self._desk.settings.save_timeout_s:
+            if not fates.is_heard(event):
+                self._unheard.setdefault(event.rank, []).append(ask)
+                return
+            # One for which others wait is undecided: it has just been looked at.
+            asked = (*event.promised, *(key for key, _ in event.broken))  # another try may keep what is broken
+            open_ones = [key for key in asked if key in self._undecided or fates.fate(key)[0] is None]
+            if open_ones:
+                self._undecided.setdefault(open_ones[0], []).append(ask)
+                return
+        del self._waiting[ask]
+        undecided, errors, lost = fates.unfinished(event)
+        if event.wait:
+            errors += [f"{text} (after {waited_s:.1f} s)" for text in fates.texts(event, undecided)]
+        mistake = self._saves.mistake
+        if event.wait and mistake is not None and mistake[0] in lost:
+            step = mistake[0].step
+            self._desk.fail([ask], "ConfigError", "; ".join((mistake[1], *fates.late(event, but=step))), step=step)
+            return
+        durable_step = self._journal.durable_step
+        reply = FlushReply(durable_step=durable_step, errors=tuple(errors), lost=tuple(lost), undecided=tuple(undecided))
+        self._desk.answer(ask, reply)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def tick(self) -> None:
+        """Look once at each promise that somebody waits for, and at the deadlines."""
+        if self._waiting:
+            self._ticked = self._desk.stir = True
+
+    # ---------------------------------------------------------------- what became of them
+
+    def fates(self) -> Fates:
+        """For questions that are answered now."""
+        return Fates(self._joins, self._fate, self._saves.waits_for)
+
+    def _fate(self, key: SnapshotId, spoken: Collection[int] | None = None) -> Fate:
+        """As `Saves.fate`; also of a snapshot that can't become complete. `spoken`: only these
+        ranks have changed since it was undecided."""
+        durable, why = self._saves.fate(key)
+        if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
+            if skipped := self._skipped(key, spoken):
+                return False, f"{self._joins.where(skipped)} had no free slot for it before a newer step came"
+            if spoken is None and self._is_passed_over(key):
+                return False, "a later step was made durable without it"
+        return durable, why
+
+    def _is_passed_over(self, key: SnapshotId) -> bool:
+        """Whether a later step of its lineage is durable, or was, and no host can bring what is missing."""
+        base, lineages = self._memory.base, {key.lineage}
+        if base is not None and (base.lineage, base.step) == (key.lineage, key.step):
+            lineages.add(base.by)  # what a lineage began with is passed over by that lineage's steps, too
+        newer = itertools.takewhile(lambda one: one.step > key.step, reversed(self._journal.live.values()))
+        past = (gone for gone in self._journal.facts.retired.values() if gone.step > key.step)
+        if not any(one.lineage in lineages for one in itertools.chain(newer, past)):
+            return False
+        if self._memory.complete(key) is not None or self._snapshots.gathering:
+            return False
+        return all(view.up and view.reported_s is not None for view in self._memory.views)
+
+    def _skipped(self, key: SnapshotId, among: Collection[int] | None) -> list[int]:
+        """Ranks (of these; None: of all) that are past the snapshot and neither hold nor stage it: it can't become complete any more.
+
+        A host that is down is left out: it may come back with its piece.
+        """
+        group = self._joins.group
+        snap = self._memory.snaps.get(key)
+        pieces = {} if snap is None else snap.pieces
+        seen = {} if group is None or group.lineage != key.lineage else group.seen
+        ranks = seen if among is None else seen.keys() & among
+        return [
+            rank
+            for rank in sorted(ranks)
+            if (one := seen[rank]).place > key.place
+            and key.step not in one.pending
+            and rank not in pieces
+            and self._is_up(group, rank)
+        ]
+
+    def _is_up(self, group: Group | None, rank: int) -> bool:
+        view = None if group is None else self._memory.hosts[group.hosts[rank]]
+        return view is not None and view.up and view.reported_s is not None  # else a new HostActor may still say that it has it
+
+
+def _without(filed: Mapping[What, list[Ask]], gone: Collection[Ask]) -> dict[What, list[Ask]]:
+    return {what: rest for what, asks in filed.items() if (rest := [ask for ask in asks if ask not in gone])}

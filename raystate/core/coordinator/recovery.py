@@ -1,0 +1,399 @@
+"""Which step a group restores: chosen once for all ranks, over memory and storage together.
+
+The phases of one restore:
+    asking        the ranks arrive
+    looking       fresh reports of all hosts, publications and commits under way come to an end
+    trying        the ranks restore and say how it went; if one fails, choose again without that copy
+    retiring      a rollback: the newer steps leave the log, and then storage; or, before a choice: damaged steps are set aside
+    discarding    the group's next lineage begins, and every host discards what the choice gives up
+
+Until all ranks have the step nothing begins and nothing is given up: a restore that fails changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from raystate.core.coordinator.desk import NAMED, Desk, Lookout, all_have
+from raystate.core.coordinator.discards import Discards
+from raystate.core.coordinator.group import Group, Joins
+from raystate.core.coordinator.inquiry import RestoreInquiry
+from raystate.core.coordinator.journal import Journal
+from raystate.core.coordinator.memory import Memory
+from raystate.core.coordinator.restorable import Restorable
+from raystate.core.coordinator.saves import Saves
+from raystate.core.coordinator.snapshots import Snapshots
+from raystate.core.coordinator.wishes import Wishes
+from raystate.core.coordinator.withdrawals import Withdrawals
+from raystate.core.formats.errors import InvalidTransitionError
+from raystate.core.formats.messages import (
+    TIERS,
+    RestoreAsked,
+    RestoreChoice,
+    RestoreSettled,
+    RestoreTried,
+    lineage_order,
+)
+
+Phase = Literal["idle", "asking", "looking", "retiring", "discarding", "trying"]
+
+# What may follow on what. One that fails, or gives way to that of a new worker group, is idle first.
+_NEXT: dict[Phase, tuple[Phase, ...]] = {
+    "idle": ("asking",),
+    "asking": ("looking", "idle"),
+    "looking": ("retiring", "trying", "idle"),
+    "trying": ("looking", "retiring", "discarding", "idle"),
+    "retiring": ("looking", "discarding", "idle"),
+    "discarding": ("idle",),
+}
+
+
+class Restores:
+    """One restore at a time, through its phases; its parts know what is wanted, held and whole."""
+
+    def __init__(
+        self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots, discards: Discards
+    ):
+        self.desk = desk
+        self.memory = memory
+        self.joins = joins
+        self.journal = journal
+        self.saves = saves
+        self.snapshots = snapshots
+        self.discards = discards
+        self.phase: Phase = "idle"
+        self._wishes = Wishes()
+        self._inquiry = RestoreInquiry(desk, memory, snapshots)
+        self._restorable = Restorable(memory, journal, saves)
+        self.withdrawals = Withdrawals(desk, journal, saves)
+        self._group: Group | None = None
+        self._want: int | None = None
+        self._rollback = False
+        self._tried: dict[int, RestoreTried] = {}
+        self._since_s = 0.0  # when this phase began
+        self._begins = ""  # the group's next lineage: all choices of one restore are for the same
+        self._rolls_back = False  # all ranks have the step, and the newer ones are being retired
+        self._late_ranks = Lookout()
+        self._choice: RestoreChoice | None = None
+
+    # ---------------------------------------------------------------- events
+
+    def asked(self, event: RestoreAsked) -> None:
+        """A rank has called restore."""
+        if not self.joins.check(event.ask, event.lineage, event.rank, restoring=True):
+            return
+        group = self.joins.group
+        assert group is not None
+        if not self._is_for(group) or self.phase == "idle":
+            self._begin(group)
+        elif self.phase == "asking" and self._wishes.is_older(event.lineage):
+            # A late message told of the restore before this one: its outcome doesn't count here.
+            # (test_recovery.test_a_restore_that_another_one_overtakes_is_answered)
+            self._begin(group)
+        elif self.phase != "asking" and self._wishes.differs(event):
+            why = self._has_gone_on([event.rank])
+            self.desk.fail([event.ask], *why)
+            self._fail(*why)
+            return
+        elif self.phase == "trying" and event.ask not in self._wishes.everybody():
+            # The rank never got the choice, or has begun anew: it gets the same one.
+            assert self._choice is not None
+            self.desk.answer(event.ask, self._choice)
+            return
+        self._wishes.asked(event, group)
+        self.desk.stir = True
+
+    def tried(self, event: RestoreTried) -> None:
+        """A rank tells how its restore went, and waits for the outcome."""
+        if not self.joins.check(event.ask, event.lineage, event.rank, restoring=True):
+            return
+        choice, group = self._choice, self.joins.group
+        assert group is not None
+        asking = self._is_for(group) and self.phase == "asking"
+        over = lineage_order(event.lineage) < group.order or (asking and self._wishes.is_over(event.lineage))
+        if group.adopted and not over and (asking or self.phase == "idle" or not self._is_for(group)):
+            # An earlier attempt made the choice, and its ranks have tried it: choose once more, the same step if it is good.
+            if not asking:
+                self._begin(group)
+            self._wishes.resume(event)
+            self.desk.stir = True
+            return
+        if self.phase != "trying" or choice is None or not self._is_for(group):
+            self.desk.fail(
+                [event.ask],
+                "StaleAttemptError",
+                f"rank {event.rank} reports a restore of step {event.step}, but none is under way",
+                rank=event.rank,
+                step=event.step,
+            )
+            return
+        if event.begins != choice.begins and event.lineage == self._wishes.lineage(event.rank):
+            # An earlier attempt has answered the rank: perhaps with another past and lineage.
+            # (test_recovery.test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one)
+            self.desk.answer(event.ask, choice)
+            return
+        if event.step != choice.step or event.lineage != self._wishes.lineage(event.rank):
+            self.desk.fail(
+                [event.ask],
+                "StaleAttemptError",
+                f"rank {event.rank} has tried step {event.step}, but the choice is step {choice.step}",
+                rank=event.rank,
+                expected=choice.step,
+                got=event.step,
+            )
+            return
+        self._wishes.add(event.rank, event.ask)
+        self._tried[event.rank] = event
+        self.desk.stir = True
+
+    # ---------------------------------------------------------------- progress
+
+    def _is_for(self, group: Group) -> bool:
+        return self._group is not None and self._group.nonce == group.nonce
+
+    def _begin(self, group: Group) -> None:
+        if self.phase != "idle":
+            self._fail("StaleAttemptError", f"a restore of lineage {group.lineage} has begun, and this one is over")
+        self._group = group
+        self._wishes = Wishes()
+        self._restorable.forget_damage()
+        self._begins = ""
+        self._rolls_back = False
+        self._tried, self._choice = {}, None
+        self._enter("asking")
+
+    def _enter(self, phase: Phase) -> None:
+        if phase not in _NEXT[self.phase]:
+            group = self._group
+            raise InvalidTransitionError(
+                f"a restore of {group.lineage if group is not None else 'no lineage'} goes from {self.phase} to {phase}: {self._choice}"
+            )
+        if phase == "idle":
+            self.saves.protect(-1)  # nothing is read any more
+        self.phase = phase
+        if self._group is not None:
+            self._group.restoring = phase == "trying"
+        self._since_s = self.desk.now_s
+        self.desk.stir = True
+
+    def turn(self) -> None:
+        """Go on as far as what is known allows."""
+        if self.phase == "idle":
+            return
+        group, present = self._group, self.joins.group
+        assert group is not None
+        if present is not None and present.nonce == group.nonce:
+            self._group = group = present  # an adopted group may turn out to be in a later lineage
+        if not group.alive or present is not group:
+            self._fail("StaleAttemptError", f"lineage {group.lineage} has ended: {group.why_ended or 'replaced'}")
+            return
+        if self.phase == "asking" and self._wishes.is_full(group.world):
+            self._all_asked()
+        if self.phase == "retiring" and not self.withdrawals.under_way:
+            self._retired()
+        if self.phase == "looking" and not self._waiting_for(group):
+            self._choose(group)
+        if self.phase == "trying" and len(self._tried) == group.world:
+            self._judge()
+        if self.phase == "discarding" and self.discards.first_undone() is None:
+            self._settle()
+
+    def _all_asked(self) -> None:
+        differences = self._wishes.differences()
+        if differences:
+            self._fail("ConfigError", f"the ranks ask for different steps: {differences}")
+            return
+        self._want, self._rollback = self._wishes.wanted()
+        self._enter("looking")
+        self._inquiry.begin()
+
+    def _waiting_for(self, group: Group) -> str:
+        """What has to be known before the choice; "" if nothing."""
+        gathered = self._inquiry.gathered()
+        if gathered:
+            return f"reports of hosts {gathered}"
+        late = self._inquiry.first_late(lambda view: self._inquiry.is_late(view, group))
+        if late is not None:
+            return f"a report of host {late.host}"
+        unheard = self._late_ranks.first(range(group.world or 0), lambda rank: not group.heard(rank, self._wishes.word(rank)))
+        if unheard is not None:
+            return f"a report of what {self.joins.where([unheard])} had saved when it asked"
+        return self._restorable.unsettled(self._want)
+
+    # ---------------------------------------------------------------- the choice
+
+    def _choose(self, group: Group) -> None:
+        gone_on = self._wishes.gone_on(group)
+        if gone_on:
+            self._fail(*self._has_gone_on(gone_on))
+            return
+        want = self._want
+        snap, stored, damaged = self._restorable.in_memory(want), self._restorable.stored(), self._restorable.damaged
+        if want is not None:
+            if snap is None and want not in stored:
+                error, text, available = self._restorable.why_not(want)
+                self._fail(error, text, step=want, available=available)
+                return
+            if self._rollback and (refused := self.withdrawals.refuse_rollback(want)) is not None:
+                self._fail("StorageError", f"rollback to step {want}: {refused}", step=want)
+                return
+        if snap is None and not stored and damaged:
+            text = "; ".join(f"step {step}: {why}" for step, why in damaged)
+            text = f"no step of the run can be restored: {text}. Bring the folders back; or begin anew with `raystate rm STORAGE`"
+            self._fail("CorruptCheckpointError", text, steps=[one for one, _ in damaged])
+            return
+        if self.withdrawals.set_aside(self._restorable.take_damaged_in_storage()):
+            self._enter("retiring")
+            return
+        self._begins = self._begins or self.joins.next_lineage()
+        choice = self._restorable.choice(self._begins, snap, want if want is not None or not stored else stored[-1])
+        if choice.tier == "storage":
+            self.saves.protect(choice.step)
+        self._announce(choice)
+
+    def _has_gone_on(self, ranks: list[int]) -> tuple[str, str]:
+        return "StaleAttemptError", f"{self.joins.where(ranks)} had its outcome from an earlier attempt and has gone on"
+
+    def _announce(self, choice: RestoreChoice) -> None:
+        self._choice = choice
+        what = "begins without a step" if choice.tier == "none" else f"restores step {choice.step} from {choice.tier}"
+        self.desk.log("info", f"lineage {choice.begins} {what}: {choice.reason}")
+        self._tried = {}
+        asks = self._wishes.take()
+        self._enter("trying")
+        for ask in asks:
+            self.desk.answer(ask, choice)
+
+    # ---------------------------------------------------------------- how it went
+
+    def _judge(self) -> None:
+        choice = self._choice
+        assert choice is not None
+        bad = [one for _, one in sorted(self._tried.items()) if not one.ok]
+        if not bad:
+            self._go_on(choice)
+            return
+        text = "; ".join(f"rank {one.rank}: {one.error}" for one in bad)
+        self.desk.log("warning", f"step {choice.step} could not be restored from {choice.tier}: {text}")
+        # Storage out of reach is no damage: the step is not set aside for it.
+        # (test_recovery.test_unreachable_storage_is_not_taken_for_damage)
+        if choice.tier == "none" or (choice.tier == "storage" and not any(one.damaged for one in bad)):
+            self._fail("StorageError", f"step {choice.step} could not be restored from {choice.tier}: {text}", step=choice.step)
+            return
+        self._restorable.exclude(choice, text)
+        if choice.tier == "storage":
+            self.saves.protect(-1)
+        self._enter("looking")
+
+    def _go_on(self, choice: RestoreChoice) -> None:
+        """The newer steps go only now that all ranks have the one behind them: else a damaged step
+        would cost all others. (test_recovery.test_a_rollback_that_no_rank_can_use_costs_no_step)"""
+        want = self._want
+        if mistaken := [rank for rank, one in sorted(self._tried.items()) if one.mistaken]:
+            who = self.joins.where(mistaken)
+            text = f"step {choice.step} is not restored, and nothing has changed: {who} can't use it as it was asked for"
+            self._fail("RaystateError", text, step=choice.step)
+            return
+        if want is None or not self._rollback:
+            self._discard(choice)
+            return
+        self._rolls_back = True
+        self._enter("retiring")
+
+    def _retired(self) -> None:
+        """No entry is on its way. Damaged steps: choose now. A rollback is done when the newer steps can't be seen any more."""
+        if not self._rolls_back:
+            self._enter("looking")
+            return
+        want, choice = self._want, self._choice
+        assert want is not None
+        assert choice is not None
+        self.withdrawals.give_up_saves(want)
+        if self._restorable.unsettled(want):
+            # A newer step whose commit is being written is to be retired, too.
+            # (test_recovery.test_a_rollback_waits_for_the_commit_that_is_being_written)
+            return
+        if (refused := self.withdrawals.refuse_rollback(want)) is not None:
+            self._fail("StorageError", f"rollback to step {want}: {refused}", step=want)
+        elif not self.withdrawals.roll_back(want) and not self.withdrawals.still_visible(want):
+            self._rolls_back = False
+            self._discard(choice)
+
+    def _discard(self, choice: RestoreChoice) -> None:
+        """From now on the group stages in a new lineage: no older piece can be taken for one."""
+        self._group = group = self.joins.renew(choice.begins)
+        kept = (choice.in_memory.lineage, choice.step) if choice.in_memory is not None else ("", choice.step)
+        self.discards.begin(group.lineage, *kept)
+        self.saves.forget_unbelieved()
+        self._enter("discarding")
+
+    def _settle(self) -> None:
+        group, choice = self._group, self._choice
+        assert group is not None
+        assert choice is not None
+        group.decide()
+        step = choice.step
+        base = choice.snapshot
+        tiers = [one.tier for one in self._tried.values()]
+        tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
+        durable = choice.tier == "storage" or self.saves.fate(base)[0] is True
+        saving = not durable and base in self.saves.jobs
+        settled = RestoreSettled(
+            step=step,
+            tier=tier,
+            ahead=tuple(sorted(one for one in self.journal.live if one > step)),
+            safe=durable,
+            saving=saving,
+            durable_step=self.journal.durable_step,
+            advice=(self.desk.attempt, self.snapshots.seq),
+        )
+        for ask in self._wishes.everybody():
+            self.desk.answer(ask, settled)
+        what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"  # which was said
+        self.desk.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")
+        self._enter("idle")
+
+    def _fail(self, error: str, message: str, **details: object) -> None:
+        self.desk.log("error", message)
+        self.desk.fail(self._wishes.everybody(), error, message, **details)
+        self._enter("idle")
+
+    # ---------------------------------------------------------------- deadlines
+
+    def tick(self) -> None:
+        """Act on the deadlines of the present phase."""
+        if self.phase == "idle":
+            return
+        group = self._group
+        assert group is not None
+        settings, waited_s = self.desk.settings, self.desk.now_s - self._since_s
+        if self.phase == "asking" and waited_s >= settings.barrier_timeout_s:
+            missing = self._wishes.missing(group.world)
+            who = self.joins.where(missing) if group.world is not None else "ranks of unknown number (no host reports this lineage)"
+            self._fail(
+                "BarrierTimeoutError",
+                f"{who} did not call restore within {waited_s:.1f} s",
+                missing_ranks=missing[:NAMED],
+                phase="restore",
+                waited_s=waited_s,
+            )
+        elif self.phase in ("looking", "retiring"):
+            self._tick_looking(group, waited_s)
+        elif self.phase == "discarding" and waited_s >= settings.host_timeout_s:
+            while (view := self.discards.first_undone()) is not None:
+                self.snapshots.give_up_on(view.host, f"it has not discarded what the restore gives up within {waited_s:.1f} s")
+            self.desk.stir = True
+        elif self.phase == "trying" and waited_s >= settings.restore_timeout_s:
+            missing = [rank for rank in range(group.world or 0) if rank not in self._tried]
+            message = f"{self.joins.where(missing)} did not finish restoring within {waited_s:.1f} s"
+            self._fail("BarrierTimeoutError", message, missing_ranks=missing[:NAMED], phase="restore", waited_s=waited_s)
+
+    def _tick_looking(self, group: Group, waited_s: float) -> None:
+        settings = self.desk.settings
+        self.desk.stir = True
+        if waited_s >= settings.host_timeout_s:
+            self._inquiry.give_up_late(group, waited_s)
+        asked_s = waited_s if self._rolls_back else self.desk.now_s - self._inquiry.began_s
+        if asked_s >= settings.restore_timeout_s:
+            waiting = self._waiting_for(group) or "the log"
+            self._fail("StorageError", f"restore waited {asked_s:.1f} s for {waiting}", phase="restore", waited_s=asked_s)

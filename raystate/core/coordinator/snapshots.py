@@ -1,0 +1,391 @@
+"""From the hosts' reports to advice: which step is stable, which is dead, how often to snapshot, and what must be kept.
+
+Hosts that skip different steps would never have one in common. So every host learns which steps are dead, and when hosts skip, all
+get a larger common interval.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raystate.core.coordinator.copying import Copying
+from raystate.core.coordinator.desk import Desk, named
+from raystate.core.coordinator.discards import Discards
+from raystate.core.coordinator.group import RESEND_S, Group, Joins
+from raystate.core.coordinator.journal import Journal
+from raystate.core.coordinator.laggards import Laggards
+from raystate.core.coordinator.memory import HostView, Memory, Snap
+from raystate.core.coordinator.saves import Saves
+from raystate.core.formats.messages import (
+    NOWHERE,
+    Advice,
+    Advise,
+    Failure,
+    HostDown,
+    HostId,
+    HostReported,
+    HostUp,
+    Proposal,
+    SnapshotId,
+    lineage_order,
+)
+
+MAX_INTERVAL = 64
+CALM_SNAPSHOTS = 8  # stable snapshots in a row without a skip before the interval is halved
+TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the interval stays
+JOIN_GRACE_S = 60.0  # from a join until its HostActor, which may have to start first, reports the trainer
+
+
+class Snapshots:
+    """Takes the hosts' reports, judges each snapshot by them, and advises the hosts."""
+
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, discards: Discards):
+        self.desk = desk
+        self.memory = memory
+        self.joins = joins
+        self.journal = journal
+        self.saves = saves
+        self._discards = discards
+        self._laggards = Laggards(desk, joins)
+        self.copying = Copying(desk, memory, joins)
+        self.stable: tuple[int, int] = NOWHERE  # places in the present lineage
+        self.dead: set[tuple[int, int]] = set()
+        self.interval = 1
+        self.proposal: Proposal | None = None
+        self.failure: Failure | None = None
+        self.gathering: set[str] = set()  # hosts that existed at the claim and have not reported yet
+        self.gather_until_s = 0.0
+        self.inheriting = False  # the proposals of an earlier attempt are not known yet
+        self.last_trainer_s = 0.0  # when a trainer was last seen alive
+        self.seq = 0
+        self._lineage = ""
+        self._advice: Advice | None = None  # the newest
+        self._forced = False
+        self._demanded = -1  # seq of the newest advice that was given for the sake of fresh reports
+        self._demanded_s = 0.0
+        self._mark = -1  # skips up to this step were caused by the interval before
+        self._calm = CALM_SNAPSHOTS
+        self._base_keys: set[SnapshotId] = set()  # what the present lineage has restored
+        self._unadvised: list[HostView] = []  # hosts that need the present advice once more
+
+    # ---------------------------------------------------------------- events
+
+    def start(self, hosts: tuple[str, ...]) -> None:
+        """This attempt owns the run: nothing is decided before the hosts that there are have reported, or have had their time to."""
+        self.gathering = set(hosts)
+        self.gather_until_s = self.desk.now_s + self.desk.settings.host_timeout_s
+        self.last_trainer_s = self.desk.now_s
+        self.saves.absence.begin()
+
+    def trainer_heard(self) -> None:
+        """A trainer has spoken to the Coordinator itself: it may be a while before its host reports
+        it. (test_ending.test_a_trainer_that_has_just_joined_is_a_sign_of_life)"""
+        self.last_trainer_s = self.desk.now_s + JOIN_GRACE_S
+
+    def host_up(self, event: HostUp) -> None:
+        """A HostActor has started, perhaps anew."""
+        view = self.memory.view(event.host, self.desk.now_s)
+        if self._speaks(view, event.incarnation, 0):
+            self._rise(view)
+
+    def _is_fresh(self, view: HostView) -> bool:
+        """It has reported since fresh reports were last asked for, knowing the advice that asked for them."""
+        if view.reported_s is None or view.reported_s < self._demanded_s:
+            return False
+        return view.advised is None or view.advised >= (self.desk.attempt, self._demanded)
+
+    def _speaks(self, view: HostView, incarnation: str, seq: int) -> bool:
+        """False for an incarnation that has been replaced."""
+        new = self.memory.incarnate(view, incarnation, seq, self.desk.now_s, self.desk.settings.host_timeout_s / 2)
+        if new:
+            self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
+            self.saves.absence.came(view.host)
+            self.memory.place(view, ())
+            self._unadvised.append(view)
+            self.desk.stir = True
+        return new is not None
+
+    def _rise(self, view: HostView) -> None:
+        if view.rise(self.desk.now_s):
+            self._unadvised.append(view)
+            self.desk.log("info", f"host {view.host} is back")
+            self.saves.absence.came(view.host)
+            self.copying.look_again()
+            self.desk.stir = True
+
+    def host_down(self, event: HostDown) -> None:
+        """A HostActor has died, perhaps with its whole node."""
+        view = self.memory.hosts.get(event.host)
+        if view is not None and view.up:
+            if (view.staged or view.reported_s is None) and not event.gone:
+                # Its arena outlives the actor: a recovery waits a while for the pieces to be
+                # reported again. The news may be late: the next actor may have started, and not
+                # reported yet. (test_recovery.test_recovery_waits_for_a_host_that_restarts)
+                view.expect_back(self.desk.now_s + self.desk.settings.host_timeout_s)
+            self._fall(view, event.reason)
+        if view is not None and event.gone:
+            view.expect_back(-1e9)
+            self.saves.absence.lost(view.host)
+            self.copying.look_again()
+
+    def had_its_time(self, view: HostView) -> bool:
+        """Whether it could have reported by now: one that has only just come back gets as long as the others had."""
+        return self.desk.now_s - view.up_s >= self.desk.settings.host_timeout_s
+
+    def give_up_on(self, host: HostId, why: str) -> None:
+        """Count a host as down that answers too late; its next report brings it back."""
+        self._fall(self.memory.hosts[host], why)
+
+    def _fall(self, view: HostView, why: str) -> None:
+        self.desk.log("warning", f"host {view.host} is down: {why}")
+        self.memory.forget(view, why)
+        self.gathering.discard(view.host)
+        self.saves.host_gone(view.host, why)
+        self.saves.absence.went(view.host)
+        self.copying.look_again()
+
+    def reported(self, event: HostReported) -> None:
+        """A host tells what it holds and what its trainers say. An older report than the last, or of a dead incarnation, is ignored."""
+        summary = event.summary
+        memory = self.memory
+        view = memory.view(summary.host, self.desk.now_s)
+        if not self._speaks(view, summary.incarnation, summary.seq) or summary.seq <= view.summary_seq:
+            return
+        self._rise(view)
+        self.saves.absence.heard(view.host)
+        first = view.reported_s is None
+        trainers, was_fresh = view.trainers, self._is_fresh(view)
+        no_copies = None if view.domain is None else view.no_copies
+        touched = memory.take(view, summary, self.desk.now_s)
+        moved = self.joins.observe(view)
+        if summary.trainers:
+            self.last_trainer_s = self.desk.now_s
+        if self.gathering:
+            self.gathering.discard(summary.host)
+            self.copying.look_again()
+        if first or moved or touched or self.inheriting or trainers != view.trainers or was_fresh != self._is_fresh(view):
+            self.desk.stir = True
+        group = self.joins.group
+        if group is not None and group.lineage != self._lineage:
+            self._follow()
+        self.copying.reported(view, no_copies)
+        for key in touched:
+            snap = memory.snaps.get(key)
+            if snap is not None and snap.complete:
+                self._completed(snap)
+        if group is not None and (touched or moved):
+            self._find_dead(view, [key for key, new in touched.items() if new and key.lineage == group.lineage])
+        if view.sent is not None and (view.advised is None or view.advised < (self.desk.attempt, view.sent)):
+            if self.desk.now_s - view.sent_s >= RESEND_S:
+                view.tell_again()
+                self._unadvised.append(view)
+                self.desk.stir = True
+        # A host that was away when the others discarded hears of it before its pieces count again.
+        # (test_recovery.test_what_a_restore_gave_up_is_not_believed_when_a_host_comes_back)
+        self._discards.tell(view)
+
+    # ---------------------------------------------------------------- stable and dead
+
+    def _follow(self) -> None:
+        """Another group is the current one now."""
+        group = self.joins.group
+        assert group is not None
+        self._lineage = group.lineage
+        self.stable = NOWHERE
+        self.dead = set()
+        self.interval = 1
+        self._mark = -1
+        self._calm = CALM_SNAPSHOTS
+        self._laggards.forget()
+        self.failure = None
+        if not group.adopted:
+            self.proposal = None
+        for snap in list(self.memory.snaps.values()):
+            if snap.complete:
+                self._completed(snap)
+
+    def _completed(self, snap: Snap) -> None:
+        if snap.promised:
+            self.saves.want(snap.id, "due")
+        elif snap.unequal:  # making it durable tells which leaves, of which ranks, before there is much to lose
+            self.saves.want(snap.id, "values of which a step has one differ between ranks")
+        group, place = self.joins.group, snap.id.place
+        if group is None or snap.lineage != group.lineage or place <= self.stable or place in self.dead:
+            return
+        if not self.copying.is_on or (not self.gathering and self.copying.is_safe(snap)):
+            self._stable(place)
+
+    def _stable(self, place: tuple[int, int]) -> None:
+        group = self.joins.group
+        assert group is not None
+        self.stable = place
+        group.decide()
+        if self.dead:
+            self.dead = {one for one in self.dead if one > place}
+        self._calm += 1
+        if self._calm >= CALM_SNAPSHOTS and self.interval > 1:
+            self._set_interval(self.interval // 2, f"{self._calm} snapshots without a skip")
+
+    def _find_dead(self, view: HostView, new: list[SnapshotId]) -> None:
+        """A snapshot is dead once a rank has passed its place and neither holds a piece nor is still staging one.
+
+        A report shows a trainer's word and its slots together (the word is read first), so one
+        report is enough to judge its ranks: of `view`, which has just reported, and of all hosts
+        for a snapshot that is `new` here: the hosts that skipped it need not report again.
+        (test_snapshots.test_what_two_ranks_of_one_host_have_reported_together_is_judged_for_all)
+        """
+        group = self.joins.group
+        assert group is not None
+        if not group.alive:
+            return
+        for key, snap in list(self.memory.snaps.items()):
+            if key.lineage != group.lineage or key.place <= self.stable or key.place in self.dead or snap.complete:
+                continue
+            for other in self.memory.views if key in new else (view,):
+                rank = snap.skipper(other)
+                if rank is not None:
+                    self._dead(key, rank, other)
+                    break
+
+    def _dead(self, key: SnapshotId, rank: int, view: HostView) -> None:
+        group = self.joins.group
+        assert group is not None
+        step = key.step
+        self.dead.add(key.place)
+        self.desk.stir = True
+        why = f"rank {rank} (host {view.host}) skipped step {step}"
+        self.desk.log("debug", why)
+        snap = self.memory.snaps.get(key)
+        if snap is not None and snap.promised_by_some:
+            self.saves.lost(key, why)
+        unit = self.interval * max(1, self.desk.settings.snapshot_every_steps)
+        if step <= self._mark or step % unit:
+            return
+        if self._calm >= TOLERATED_EVERY:  # one hiccup must not halve the rate of snapshots
+            self._calm = 0
+        elif self.interval < MAX_INTERVAL:
+            self._set_interval(self.interval * 2, why)
+
+    def _set_interval(self, interval: int, why: str) -> None:
+        group = self.joins.group
+        self.interval = interval
+        self._mark = -1 if group is None else group.newest
+        self._calm = 0
+        self.desk.stir = True
+        every = interval * max(1, self.desk.settings.snapshot_every_steps)
+        self.desk.log("info", f"a snapshot every {f'{every} steps' if every > 1 else 'step'} from now: {why}")
+
+    # ---------------------------------------------------------------- advice
+
+    def propose(self, proposal: Proposal | None, *, inheriting: bool = False) -> None:
+        """What all ranks are asked to agree on. `inheriting`: the proposal of an earlier attempt is
+        not known yet."""
+        self.inheriting = inheriting
+        if proposal != self.proposal:
+            self.proposal = proposal
+            self.desk.stir = True
+
+    def fail(self, failure: Failure) -> None:
+        """The present lineage cannot go on: each trainer's next save() raises this."""
+        self.failure = failure
+        self.desk.stir = True
+
+    def keep(self) -> tuple[SnapshotId, ...]:
+        """What must not be overwritten although another lineage is the current one."""
+        keys: list[SnapshotId] = self.saves.keys()
+        group, base = self.joins.group, self.memory.base
+        if group is None or self.stable != NOWHERE:
+            return tuple(keys)
+        if base is not None and base.by == group.lineage:
+            if base.lineage:
+                # With those whose host is down: it may hear this before it has said what it holds.
+                known = self._base_keys.union(self.memory.snaps)
+                self._base_keys = {key for key in known if (key.lineage, key.step) == (base.lineage, base.step)}
+                keys += [*self._base_keys]
+                keys += self.copying.kept_beside(base, keys)
+            return tuple(sorted(set(keys)))
+        best = self.memory.candidates()[:1]
+        keys += [snap.id for snap in best]
+        if not group.decided:
+            # Not known yet which one will be restored: one that a host still has to report about may turn out complete.
+            for snap in self.memory.snaps.values():
+                if lineage_order(snap.lineage) < group.order and (not best or snap.order > best[0].order):
+                    if self.memory.believed(snap.lineage, snap.step):
+                        keys.append(snap.id)
+        return tuple(sorted(set(keys)))
+
+    def demand_fresh(self) -> int:
+        """Give every host new advice, so that a report which knows it is from after now. Returns its seq."""
+        self._forced = True
+        self.advise()
+        self._demanded, self._demanded_s = self.seq, self.desk.now_s
+        return self.seq
+
+    def advise(self) -> None:
+        """Give the hosts new advice if it differs from the last, and those that have missed the last the same once more."""
+        group = self.joins.group
+        # Advice frees slots and shows a proposal: not before all hosts have said what they hold.
+        # (test_agreement.test_a_new_coordinator_goes_on_with_the_newest_proposal_that_a_host_shows)
+        if self.gathering or (group is None and self._advice is None and not self._forced):
+            return
+        if group is not None:
+            self._look_at(group)
+        journal, base = self.journal, self.memory.base
+        lineage = "" if group is None else group.lineage
+        decided = group is not None and (group.decided or self.stable != NOWHERE or (base is not None and base.by == lineage))
+        advice = Advice(
+            attempt=self.desk.attempt,
+            seq=self.seq,
+            lineage=lineage,
+            decided=decided,
+            stable=self.stable,
+            dead=tuple(sorted(self.dead)),
+            keep=self.keep(),
+            interval=self.interval,
+            proposal=self.proposal,
+            failure=self.failure,
+            durable_step=journal.durable_step,
+            save_errors=tuple(journal.troubles),
+            storage_fails=journal.fails,
+        )
+        self.saves.pace.say_if_held_up(advice.keep, lineage, self.stable)
+        views = self._unadvised
+        if advice != self._advice or self._forced:
+            self._forced = False
+            self.seq += 1
+            advice = self._advice = replace(advice, seq=self.seq)
+            views = self.memory.views
+        self._unadvised = []
+        for view in views:
+            if view.up and view.sent != self.seq:
+                view.told(self.seq, self.desk.now_s)
+                self.desk.out.append(Advise(host=view.host, advice=advice))
+
+    def _look_at(self, group: Group) -> None:
+        """What the present group's snapshots have become."""
+        if group.lineage != self._lineage:
+            self._follow()
+        if self.copying.has_changed():
+            for snap in [snap for snap in self.memory.snaps.values() if snap.complete]:
+                self._completed(snap)
+        self.copying.turn()
+        if not group.decided and group.all_seen and all(seen.newest_step >= 0 for seen in group.seen.values()):
+            group.decide()
+
+    # ---------------------------------------------------------------- time
+
+    def tick(self) -> None:
+        """Count silent hosts as down, and look whether some ranks have stopped saving."""
+        now_s, settings = self.desk.now_s, self.desk.settings
+        for view in self.memory.views:
+            if view.up and now_s - view.heard_s >= settings.host_timeout_s:
+                self._fall(view, f"it has said nothing for {now_s - view.heard_s:.1f} s")
+            elif view.up:
+                self._discards.tell(view)
+        self.copying.tick()
+        if self.gathering and now_s >= self.gather_until_s:
+            self.desk.log("warning", f"hosts {named(sorted(self.gathering))} have not reported; going on without them")
+            self.gathering = set()
+            self.desk.stir = True
+        if self.failure is None and (failure := self._laggards.look()) is not None:
+            self.fail(failure)

@@ -1,0 +1,75 @@
+"""How storage goes on, while steps that are due wait for it in host memory: who waits for whom, and for how long.
+
+While storage makes progress the training waits for it, so that no promised step is lost. If storage
+fails, stands still or is too slow for that, promised steps give way to new snapshots. So a crash
+costs no more than without any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raystate.core.coordinator.absence import Absence
+from raystate.core.coordinator.desk import Desk, named
+from raystate.core.coordinator.journal import Journal
+from raystate.core.coordinator.save_job import Job
+from raystate.core.formats.names import SnapshotId
+from raystate.core.formats.settings import most_wait_s
+
+STANDS_STILL_S = 10.0  # after the last progress
+SAID_EVERY_S = 60.0  # that snapshots are held up
+
+
+class StorageWatch:
+    """A part of the Coordinator's machine."""
+
+    def __init__(self, desk: Desk, journal: Journal, absence: Absence):
+        self._desk = desk
+        self._journal = journal
+        self._absence = absence
+        self._moved_s = 0.0  # when storage last got something, or got something to do
+        self._crowded_s = 0.0  # since when steps that are due hold all slots but one, and none has got into the log
+        self._said_s = float("-inf")
+
+    @property
+    def room(self) -> int:
+        """How many steps that are due may stay in host memory where others need it: one slot is being filled, and one holds the newest."""
+        return max(0, self._desk.settings.snapshot_slots - 2)
+
+    def moved(self) -> None:
+        """Storage has got something."""
+        self._moved_s = self._desk.now_s
+
+    def look(self, jobs: Mapping[SnapshotId, Job], running: Job | None, *, is_first: bool) -> None:
+        """Storage that stands still, or that is too slow for others to wait for it, counts as failing until a step is published. A host
+        that is away is not its doing.
+
+        Args:
+            is_first: this attempt has committed nothing: what builds packages may still be loading.
+        """
+        settings, now_s, logged_s = self._desk.settings, self._desk.now_s, self._journal.changed_s
+        if not (jobs or self._journal.publishing):
+            self._moved_s = now_s
+        if len(jobs) <= self.room or logged_s > self._crowded_s:
+            self._crowded_s = now_s
+        if self._journal.fails or len(jobs) <= self.room:
+            return
+        most_s = most_wait_s(settings.barrier_timeout_s, settings.hang_timeout_s)
+        loads = is_first and running is not None and running.phase == "packaging"
+        stands_still = not loads and self._absence.has_waited(max(self._moved_s, logged_s), min(STANDS_STILL_S, most_s / 2))
+        if stands_still or now_s - self._crowded_s >= most_s:
+            what = "stands still" if stands_still else "is slow"
+            text = f"storage {what}: until a step is durable, {_steps(jobs)} may give way to new snapshots"
+            self._journal.trouble(text, is_told=False)
+
+    def say_if_held_up(self, kept: tuple[SnapshotId, ...], lineage: str, stable: tuple[int, int]) -> None:
+        """A line for people, if no slot is left for a newer snapshot than the newest stable one."""
+        waiting = [key for key in kept if key.lineage == lineage and key.place < stable]
+        if len(waiting) > self.room and self._desk.now_s - self._said_s >= SAID_EVERY_S:
+            self._said_s = self._desk.now_s
+            text = f"snapshots are held up after step {stable[0]}: {_steps(waiting)} wait for storage in all other slots"
+            self._desk.log("warning", f"{text}; save less often, or set more snapshot_slots")
+
+
+def _steps(keys: Mapping[SnapshotId, Job] | list[SnapshotId]) -> str:
+    return named([f"step {step}" for step in sorted({key.step for key in keys})])

@@ -1,0 +1,324 @@
+"""What a HostActor's machine is told, and what it asks for. Shells translate: they read shared memory and sockets, and never decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raystate.core.formats.messages import (
+    Advice,
+    Copy,
+    EndTrainers,
+    Event,
+    HostId,
+    HostWord,
+    Invalidate,
+    SnapshotId,
+    Staged,
+    TrainerWord,
+    Write,
+)
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetFound:
+    """A slot set is there: adopted from an earlier HostActor, or allotted now. A set that is handed on is found again.
+
+    A trainer whose state has grown has another set already. That one has been read (SetRead) just
+    before: otherwise the step that was staged last would not count.
+
+    Attributes:
+        index: of the set, for ever.
+        trainer: the incarnation that it belongs to; "": none has it.
+        word: its trainer's word, read before `contents`.
+        contents: what each slot's header says, None where nothing is complete.
+        host_word: what an earlier HostActor wrote last to its trainer; None for a set that has just been allotted.
+        copies_of: the rank whose pieces, copied from another host, it is for; None: it is a trainer's.
+    """
+
+    index: int
+    trainer: str
+    word: TrainerWord | None
+    contents: tuple[Staged | None, ...]
+    host_word: HostWord | None = None
+    copies_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRemoved:
+    """A slot set's files are gone."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRead:
+    """A set's word has changed. `contents`: all headers, read after the word."""
+
+    index: int
+    word: TrainerWord
+    contents: tuple[Staged | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """A trainer has said on its connection who it is. It says so again when it gets other slots (`set_index`, -1: none yet)."""
+
+    connection: int
+    pid: int
+    rank: int
+    world: int
+    lineage: str  # of its worker group, see `group_of`
+    trainer: str  # incarnation
+    set_index: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaidBye:
+    """The trainer on this connection detaches on purpose."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnected:
+    """The connection has ended. Its set has been read before this event.
+
+    `alive`: its trainer still holds its slots' lock: it calls again, or Unlocked tells of its end.
+    """
+
+    connection: int
+    alive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlocked:
+    """No process holds the lock of this set or is about to take it: its trainer is dead, or has let it go. `contents`: read after that."""
+
+    index: int
+    contents: tuple[Staged | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """Where the Python of the trainer on this connection was, for Examine; "" if it could not say."""
+
+    connection: int
+    stack: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldAsked:
+    """Somebody wants to read a snapshot's pieces of these ranks. Answered with Hold."""
+
+    reader: str
+    snapshot: SnapshotId
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldEnded:
+    """A reader is done, or gone."""
+
+    reader: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteEnded:
+    """An execution of Write is over, well or not."""
+
+    save: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyMeasured:
+    """The piece that FetchCopy named is there, and set `index` has room for it: has it a free slot? Answered with FillCopy or DropCopy."""
+
+    transfer: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFilled:
+    """The piece's bytes are in the slot and match their checksums; its header is not written. Answered with CommitCopy or DropCopy."""
+
+    transfer: int
+    content: Staged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFailed:
+    """The transfer has ended without a copy. `no_memory`: this host has no room for one."""
+
+    transfer: int
+    error: str
+    no_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Time has passed."""
+
+
+HostEvent = (
+    SetFound | SetRemoved | SetRead | Connected | SaidBye | Disconnected | Unlocked | Examined | HoldAsked | HoldEnded | WriteEnded
+    | CopyMeasured | CopyFilled | CopyFailed | Look | Advice | Invalidate | EndTrainers | Write | Copy
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One slot: `slot` of set `index`, with the piece of `rank`."""
+
+    rank: int
+    index: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Send this to the Coordinator. It may get lost: what matters is repeated."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speak:
+    """Write the host's word into the set's cell."""
+
+    index: int
+    word: HostWord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Empty:
+    """Invalidate the slot's header."""
+
+    index: int
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remember:
+    """Keep this where a restarted HostActor finds it."""
+
+    memory: HostMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examine:
+    """Find out where this trainer's Python is, for a moment; then Examined, also if that failed."""
+
+    connection: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """End this trainer's process with SIGKILL."""
+
+    pid: int
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """The slots that the reader may read until it says HoldEnded; those that aren't here are missing."""
+
+    reader: str
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execute:
+    """Write these slots' pieces; then WriteEnded. They stay as they are until then."""
+
+    order: Write
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlreadyExecuted:
+    """This save was ordered before: answer with what came, or comes, of that one execution."""
+
+    order: Write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """Refuse an order; `error` names a class of core.errors."""
+
+    order: Write
+    error: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveSet:
+    """Give the set's memory back, if it is still that trainer's.
+
+    The trainer has another set, and what this one holds isn't needed.
+    """
+
+    index: int
+    trainer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchCopy:
+    """Begin to copy the rank's piece from another host: find out how large it is, and find or make a set for it; then CopyMeasured."""
+
+    transfer: int
+    source: HostId
+    snapshot: SnapshotId
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillCopy:
+    """Bring the bytes of this transfer into this slot, header last of all; then CopyFilled."""
+
+    transfer: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCopy:
+    """Write the header: from now on the slot holds the piece."""
+
+    transfer: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCopy:
+    """The transfer is over, and nothing comes of it."""
+
+    transfer: int
+    reason: str
+
+
+HostCommand = (
+    Tell | Speak | Empty | Remember | Examine | Kill | Hold | Execute | AlreadyExecuted | Refuse | RemoveSet
+    | FetchCopy | FillCopy | CommitCopy | DropCopy
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """What a restarted HostActor must know although no arena says so.
+
+    Attributes:
+        base: the newest Invalidate that was applied.
+        advice: the newest Advice: with its proposal, which a new Coordinator learns from the hosts alone.
+    """
+
+    base: Invalidate | None = None
+    advice: Advice | None = None

@@ -1,0 +1,118 @@
+"""What trainers and hosts say of themselves: in control words (shared memory) and in reports to the Coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from raystate.core.formats.commands import Advice, Invalidate, Proposal
+from raystate.core.formats.names import HostId, SnapshotId
+from raystate.core.formats.replies import Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """One trainer's complete piece of a snapshot, held in its host's arena."""
+
+    rank: int
+    world: int
+    lineage: str
+    step: int
+    layout: str  # hash of the whole state's layout (tree, shapes, dtypes, shardings); equal on all ranks of a snapshot
+    promised: bool  # save() returned True for it
+    again: int = 0
+    nbytes: int = 0
+    local: int = 0  # core.local_values.digest of what the rank holds for itself, to be equal on all; 0: not said
+
+    @property
+    def id(self) -> SnapshotId:
+        """The snapshot that it is a piece of: pieces of two save() calls never make one.
+        (test_simulator.test_planted_bug_is_found, "repeated saves counted together")"""
+        return SnapshotId(self.lineage, self.step, self.again)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSeen:
+    """What a trainer last wrote into its own control word."""
+
+    rank: int
+    world: int
+    lineage: str
+    newest_step: int  # of the last save() call, -1 before the first
+    again: int = 0  # which save() of that step it was; -1: none, it was restored
+    number: int = 0  # of the word; questions name the word they were asked after
+    pending: tuple[int, ...] = ()  # steps it is still staging
+    ack_id: int = 0  # newest proposal it has answered; 0: none
+    ack_ok: bool = False
+    ack_step: int = -1  # its step when it answered
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What it has saved last, as `SnapshotId.place`."""
+        return (self.newest_step, self.again)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSummary:
+    """One HostActor's report: everything it holds and sees, so that a lost report costs nothing. `seq` grows per incarnation."""
+
+    host: HostId
+    incarnation: str
+    seq: int
+    staged: tuple[Staged, ...] = ()
+    trainers: tuple[TrainerSeen, ...] = ()
+    base: Invalidate | None = None  # newest one it has applied
+    advised: tuple[int, int] | None = None  # (attempt, seq) of the newest Advice it has; None: unknown
+    proposal: Proposal | None = None  # the last one it has shown to its trainers: a new Coordinator has to go on with it
+    attempt: int | None = None  # newest attempt it has heard of, and whose predecessors it ignores; None: unknown
+    domain: str = ""  # what it is lost together with; "": nothing else
+    no_copies: str = ""  # why it can't keep copies for others; "": it can
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerWord:
+    """Written by one trainer only, read by its HostActor. `number` grows with each word of a process, over its lineages too."""
+
+    lineage: str
+    rank: int
+    world: int
+    number: int = 0
+    newest_step: int = -1
+    again: int = 0  # see TrainerSeen
+    pending: tuple[int, ...] = ()
+    done: tuple[int, ...] = ()  # per slot: the grant number that was used up (slot staged, or handed back)
+    ack_id: int = 0
+    ack_ok: bool = False
+    ack_step: int = -1
+    phase: Literal["joined", "running", "closing", "failed"] = "joined"
+    error: str = ""  # phase "failed": the user's exception, one line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWord:
+    """Written by the HostActor only, read by one trainer. A slot is the trainer's while grants[i] > done[i]."""
+
+    grants: tuple[int, ...] = ()
+    interval: int = 1  # snapshot only multiples of it (times snapshot_every_steps)
+    proposal: Proposal | None = None
+    failure: Failure | None = None  # raised by the next save(): BarrierTimeoutError, StaleAttemptError, …
+    durable_step: int = -1  # newest published step
+    save_errors: tuple[str, ...] = ()  # failures of storage and lost steps since the last durable step, newest last
+    storage_fails: bool = False  # since the last durable step it has failed or stood still, which is more than being slow
+    advice: tuple[int, int] = (0, 0)  # (attempt, seq) of the Advice that it comes from: older news than an answer is ignored
+
+    @classmethod
+    def saying(cls, grants: tuple[int, ...], advice: Advice | None) -> HostWord:
+        """The word by which a host tells a trainer its grants and the Coordinator's advice."""
+        if advice is None:
+            return cls(grants=grants)
+        return cls(
+            grants=grants,
+            interval=advice.interval,
+            proposal=advice.proposal,
+            failure=advice.failure,
+            durable_step=advice.durable_step,
+            save_errors=advice.save_errors,
+            storage_fails=advice.storage_fails,
+            advice=advice.stamp,
+        )

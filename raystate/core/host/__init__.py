@@ -1,0 +1,1 @@
+"""The machine of a HostActor and its parts."""

@@ -1,0 +1,185 @@
+"""The trainers that are connected to one host: who came, who left, who died, who has to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raystate.core.formats.host_messages import Connected, Disconnected, Examine, Examined, HostCommand, Kill, Tell
+from raystate.core.formats.messages import EndTrainers, HostId, TrainerExited, TrainerSeen, TrainerWord, group_of
+from raystate.core.host.held import Held, HeldSet
+
+REMEMBERED_EXITS = 64
+
+
+@dataclass(slots=True)
+class Attachment:
+    """A trainer's connection to this host's door."""
+
+    hello: Connected
+    said_bye: bool = False
+    ended: str = ""  # why this host killed it
+    hung: str = ""  # the same, if that is its own fault
+    stack: str = ""
+
+
+class Attached:
+    """The trainers that are connected to one host.
+
+    Args:
+        host: its node.
+        held: what their slots hold.
+
+    Attributes:
+        trainers: by connection.
+        out: where commands go; the machine's, for the event at hand.
+    """
+
+    def __init__(self, host: HostId, held: Held):
+        self._host = host
+        self._held = held
+        self.trainers: dict[int, Attachment] = {}
+        self._exits: list[TrainerExited] = []
+        self.out: list[HostCommand] = []
+
+    def is_connected(self, one: HeldSet) -> bool:
+        """Whether the trainer of that set is connected."""
+        return any(trainer.hello.set_index == one.index for trainer in self.trainers.values())
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """Sets whose trainer is not connected, and may still have slots of it: is their lock free?"""
+        return tuple(
+            one.index
+            for one in self._held.sets.values()
+            if not self.is_connected(one)
+            and one.word is not None
+            and (not one.exited or any(map(one.is_granted, range(len(one.slots)))))
+        )
+
+    # ---------------------------------------------------------------- they come and go
+
+    def connected(self, event: Connected) -> None:
+        """A trainer says who it is, perhaps once more: its slots may be others now."""
+        known = self.trainers.get(event.connection)
+        if known is None:
+            self.trainers[event.connection] = Attachment(event)
+        else:
+            known.hello = event
+
+    def said_bye(self, connection: int) -> None:
+        """A trainer says that it leaves on purpose: the end of its connection is no failure."""
+        if connection in self.trainers:
+            self.trainers[connection].said_bye = True
+
+    def disconnected(self, event: Disconnected) -> bool:
+        """Whether anybody was connected there. Its end is told, unless it lives (and reconnects) or has done so already."""
+        trainer = self.trainers.pop(event.connection, None)
+        if trainer is None:
+            return False
+        hello = trainer.hello
+        if any(other.hello.trainer == hello.trainer for other in self.trainers.values()):
+            return True
+        one = self._held.sets.get(hello.set_index)
+        word = one.word if one is not None else None
+        if event.alive and word is not None and not trainer.said_bye:
+            return True
+        if one is not None:
+            one.end()
+        clean = not trainer.ended and not trainer.hung and (trainer.said_bye or (word is not None and word.phase == "closing"))
+        if clean:
+            reason = "left"
+        elif trainer.hung:
+            reason = trainer.hung
+        elif trainer.ended:
+            reason = f"trainer rank {hello.rank} (pid {hello.pid}) was ended: {trainer.ended}"
+        elif word is not None and word.phase == "failed":
+            reason = word.error or f"trainer rank {hello.rank} (pid {hello.pid}) failed"
+        else:
+            reason = f"trainer rank {hello.rank} (pid {hello.pid}) died"
+        self._say_exit(hello.lineage, hello.rank, clean=clean, reason=reason, trainer=trainer)
+        return True
+
+    def unlocked(self, one: HeldSet) -> None:
+        """A set's lock is free: its connection had ended before, or its trainer died while no HostActor looked and it never rang."""
+        word = one.word
+        if word is None or one.exited:
+            return
+        one.end()
+        reason = word.error if word.phase == "failed" and word.error else f"trainer rank {word.rank} died"
+        self._say_exit(word.lineage, word.rank, clean=word.phase == "closing", reason=reason)
+
+    def _say_exit(self, lineage: str, rank: int, *, clean: bool, reason: str, trainer: Attachment | None = None) -> None:
+        hung, stack = (False, "") if trainer is None else (bool(trainer.hung), trainer.stack)
+        event = TrainerExited(
+            host=self._host,
+            lineage=lineage,
+            rank=rank,
+            clean=clean,
+            reason=reason,
+            ended=trainer is not None and bool(trainer.ended) and not hung,
+            hung=hung,
+            stack=stack,
+        )
+        if not clean:
+            self._exits = [*self._exits[-(REMEMBERED_EXITS - 1) :], event]
+        self.out.append(Tell(event=event))
+
+    def tell_exits_again(self) -> None:
+        """Tell all unclean ends once more: a Coordinator that came later has not heard of them."""
+        self.out += [Tell(event=event) for event in self._exits]
+
+    def end(self, order: EndTrainers) -> None:
+        """Kill the group's trainers, but for those that leave by themselves."""
+        for trainer in self.trainers.values():
+            hello = trainer.hello
+            one = self._held.sets.get(hello.set_index)
+            leaving = trainer.said_bye or (one is not None and one.word is not None and one.word.phase in ("closing", "failed"))
+            if group_of(hello.lineage) != group_of(order.lineage) or leaving:
+                continue
+            if not order.hanging and trainer.hung:
+                continue  # it is being examined, and ends then
+            if not order.hanging:
+                trainer.ended = trainer.ended or order.reason
+                self.out.append(Kill(pid=hello.pid, rank=hello.rank, reason=order.reason))
+            elif hello.rank in order.hanging and not trainer.hung:
+                trainer.hung = order.reason
+                self.out.append(Examine(connection=hello.connection, pid=hello.pid))
+
+    def examined(self, event: Examined) -> None:
+        """It is known where a hanging trainer was, or that it can't say: now it ends."""
+        trainer = self.trainers.get(event.connection)
+        if trainer is not None and trainer.hung:
+            trainer.stack = event.stack
+            self.out.append(Kill(pid=trainer.hello.pid, rank=trainer.hello.rank, reason=trainer.hung))
+
+    def seen(self) -> list[TrainerSeen]:
+        """The words of the trainers that are connected; of those that have no slots yet, what they said of themselves."""
+        told: set[str] = set()
+        found: list[TrainerSeen] = []
+        for trainer in self.trainers.values():
+            hello = trainer.hello
+            one = self._held.sets.get(hello.set_index)
+            if hello.rank < 0 or hello.trainer in told:
+                continue
+            told.add(hello.trainer)
+            if one is not None and one.word is not None:
+                found.append(seen_of(one.word))
+            else:
+                found.append(TrainerSeen(rank=hello.rank, world=hello.world, lineage=hello.lineage, newest_step=-1))
+        return found
+
+
+def seen_of(word: TrainerWord) -> TrainerSeen:
+    """What a report says of a trainer's word."""
+    return TrainerSeen(
+        rank=word.rank,
+        world=word.world,
+        lineage=word.lineage,
+        newest_step=word.newest_step,
+        again=word.again,
+        number=word.number,
+        pending=word.pending,
+        ack_id=word.ack_id,
+        ack_ok=word.ack_ok,
+        ack_step=word.ack_step,
+    )

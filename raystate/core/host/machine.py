@@ -1,0 +1,397 @@
+"""What a HostActor decides: what its report says, which slots it grants, whose orders it follows, and when a slot's bytes may go.
+
+`handle` is the only mutator, deterministic, without clock or I/O. The shell feeds it what it reads: a set's word always before the
+headers of its slots. A trainer writes a slot's header before the word that no longer lists the step
+as pending. So no report shows a step that is being finished as neither pending nor held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raystate.core.formats.errors import InvalidTransitionError
+from raystate.core.formats.host_messages import (
+    AlreadyExecuted,
+    Connected,
+    CopyFailed,
+    CopyFilled,
+    CopyMeasured,
+    Disconnected,
+    Examined,
+    Execute,
+    Hold,
+    HoldAsked,
+    HoldEnded,
+    HostCommand,
+    HostEvent,
+    HostMemory,
+    Look,
+    Place,
+    Refuse,
+    Remember,
+    SaidBye,
+    SetFound,
+    SetRead,
+    SetRemoved,
+    Speak,
+    Tell,
+    Unlocked,
+    WriteEnded,
+)
+from raystate.core.formats.messages import (
+    Advice,
+    Copy,
+    EndTrainers,
+    HostId,
+    HostReported,
+    HostSummary,
+    HostUp,
+    HostWord,
+    Invalidate,
+    Invalidated,
+    Staged,
+    Write,
+    group_of,
+    save_order,
+)
+from raystate.core.host.attached import Attached
+from raystate.core.host.copies import Copies
+from raystate.core.host.held import Held, applies
+from raystate.core.host.reporting import Reporting
+
+REPORT_INTERVAL_S = 0.05  # reports are coalesced to at most one per interval
+HEARTBEAT_S = 1.0
+REMEMBERED_SAVES = 4
+
+
+@dataclass(slots=True)
+class _Save:
+    places: tuple[Place, ...] = ()
+    running: bool = True
+
+
+class Host:
+    """One incarnation of a HostActor.
+
+    Args:
+        host: its node.
+        incarnation: of this process, unique.
+        memory: what its predecessor remembered.
+        report_interval_s: at most one report per interval, unless somebody waits for one.
+        heartbeat_s: a report at least so often.
+        domain: what the host is lost together with; "": nothing else.
+    """
+
+    def __init__(
+        self,
+        host: HostId,
+        incarnation: str,
+        memory: HostMemory | None = None,
+        *,
+        report_interval_s: float = REPORT_INTERVAL_S,
+        heartbeat_s: float = HEARTBEAT_S,
+        domain: str = "",
+    ):
+        self.host = host
+        self.incarnation = incarnation
+        self._domain = domain
+        memory = memory or HostMemory()
+        self._held = Held(memory.base)
+        self._attached = Attached(host, self._held)
+        self._copies = Copies(self._held)
+        self._advice = memory.advice
+        self._attempt: int | None = None  # the newest that was heard of; older ones are ignored
+        self._readers: dict[str, tuple[Place, ...]] = {}
+        self._saves: dict[str, _Save] = {}
+        self._newest_save = (0, 0)
+        self._reports = Reporting(report_interval_s, heartbeat_s)
+        self._up_said = False
+        self._knows_all = False  # until then a report would say that the rest is gone
+        self._out: list[HostCommand] = []
+        self._now_s = 0.0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            SetFound: self._set_found,
+            SetRemoved: self._set_removed,
+            SetRead: self._set_read,
+            Connected: self._connected,
+            SaidBye: self._said_bye,
+            Disconnected: self._disconnected,
+            Unlocked: self._unlocked,
+            Examined: self._attached.examined,
+            HoldAsked: self._hold_asked,
+            HoldEnded: self._hold_ended,
+            WriteEnded: self._write_ended,
+            CopyMeasured: lambda event: self._copies.measured(event, self._advice),
+            CopyFilled: self._copied,
+            CopyFailed: self._copied,
+            Look: lambda _: None,
+            Advice: self._advised,
+            Invalidate: self._invalidate,
+            EndTrainers: self._end_trainers,
+            Write: self._write,
+            Copy: self._copy,
+        }
+
+    # ---------------------------------------------------------------- the one entrance
+
+    def handle(self, event: HostEvent, now_s: float) -> list[HostCommand]:
+        """Take one event.
+
+        Args:
+            event: what has happened, or an order of the Coordinator.
+            now_s: monotonic seconds of this process; only differences matter.
+
+        Returns:
+            What is to be done, in order, at once.
+
+        Raises:
+            InvalidTransitionError: a bug in raystate; it tells the event and the state that did not fit.
+        """
+        try:
+            return self._handle(event, now_s)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise InvalidTransitionError(f"the Host of node {self.host} cannot take {event!r} ({text}); {self.story()}") from error
+
+    def story(self) -> str:
+        """The state in one line, for people."""
+        held = ", ".join(f"set {place.index} slot {place.slot}: step {content.step}" for place, content in self.contents())
+        trainers = ", ".join(f"rank {one.hello.rank} with set {one.hello.set_index}" for one in self._attached.trainers.values())
+        return (
+            f"incarnation {self.incarnation}; attempt {self._attempt}; sets {sorted(self._held.sets)}; trainers: {trainers or 'none'}; "
+            f"holds {held or 'nothing'}; saves {sorted(self._saves)}"
+        )
+
+    def _handle(self, event: HostEvent, now_s: float) -> list[HostCommand]:
+        self._now_s = now_s
+        out: list[HostCommand] = []
+        self._out = self._held.out = self._attached.out = self._copies.out = out
+        if not self._up_said:
+            self._up_said = True
+            out.append(Tell(event=HostUp(host=self.host, incarnation=self.incarnation)))
+        # The shell tells first of all sets that it finds: a report before would call the rest lost.
+        # (test_host.test_the_first_report_says_all_that_lies_there)
+        self._knows_all = self._knows_all or type(event) is not SetFound
+        self._handlers[type(event)](event)
+        if type(event) is not Look:  # time alone frees nothing
+            self._grant()
+            if len(self._held.sets) > 1:
+                self._held.drop_replaced(self._advice, self._attached.is_connected)
+            self._copies.turn(self._advice)
+        self._report()
+        return out
+
+    @property
+    def next_report_s(self) -> float:
+        """When `Look` will bring a report, if nothing happens before."""
+        return self._reports.next_s
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """Sets whose trainer is not connected, and may still have slots of it: is their lock free?"""
+        return self._attached.suspects
+
+    def contents(self) -> list[tuple[Place, Staged]]:
+        """What is held here and may be read."""
+        return self._held.contents()
+
+    def is_needed(self, index: int) -> bool:
+        """Whether a set without a trainer holds anything that a recovery or a save may need: else it may be removed."""
+        return self._held.is_needed(index, self._advice)
+
+    # ---------------------------------------------------------------- slot sets
+
+    def _set_found(self, event: SetFound) -> None:
+        self._held.found(event)
+        self._changed()
+
+    def _set_removed(self, event: SetRemoved) -> None:
+        self._held.sets.pop(event.index, None)
+        self._changed()
+
+    def _set_read(self, event: SetRead) -> None:
+        one = self._held.sets.get(event.index)
+        if one is None:
+            return
+        one.word = event.word
+        self._held.take(one, event.contents)
+        self._changed()
+
+    # ---------------------------------------------------------------- trainers come and go
+
+    def _connected(self, event: Connected) -> None:
+        self._attached.connected(event)
+        self._changed()
+
+    def _said_bye(self, event: SaidBye) -> None:
+        self._attached.said_bye(event.connection)
+
+    def _disconnected(self, event: Disconnected) -> None:
+        if self._attached.disconnected(event):
+            self._changed()
+
+    def _unlocked(self, event: Unlocked) -> None:
+        one = self._held.sets.get(event.index)
+        if one is None or self._attached.is_connected(one):
+            return
+        for number, slot in enumerate(one.slots):
+            slot.granted = min(slot.granted, one.done(number))
+        self._held.take(one, event.contents)
+        self._changed()
+        self._attached.unlocked(one)
+
+    def _end_trainers(self, order: EndTrainers) -> None:
+        # A superseded Coordinator that wakes up must not end the trainers of its successor.
+        # (test_simulator.test_planted_bug_is_found, "ends are not fenced")
+        if not self._is_stale(order.attempt):
+            self._attached.end(order)
+
+    # ---------------------------------------------------------------- the Coordinator's orders
+
+    def _is_stale(self, attempt: int) -> bool:
+        """Whether an order comes from an attempt that has been superseded, as far as this host knows."""
+        if self._attempt is not None and attempt < self._attempt:
+            return True
+        if self._attempt is None or attempt > self._attempt:
+            self._attempt = attempt
+            self._attached.tell_exits_again()
+            self._changed()
+        return False
+
+    def _advised(self, advice: Advice) -> None:
+        old = self._advice
+        if self._is_stale(advice.attempt) or not (old is None or advice.stamp > old.stamp):
+            return
+        if advice.proposal is None and old is not None and old.proposal is not None:
+            # A new Coordinator knows of a proposal only through the hosts: it must not be lost
+            # before all have reported it.
+            # (test_host.test_a_proposal_is_not_forgotten_with_new_advice)
+            advice = replace(advice, proposal=old.proposal)
+        self._advice = advice
+        if advice.proposal != (old.proposal if old is not None else None):
+            self._remember()
+        self._changed()
+
+    def _invalidate(self, order: Invalidate) -> None:
+        """Discard what a recovery has given up, then say so. One that is not newer than the last changes nothing."""
+        if self._is_stale(order.attempt):
+            return
+        if applies(order, self._held.base):
+            self._held.give_up(order)
+            self._remember()
+        self._reports.at_once = True
+        self._out.append(Tell(event=Invalidated(host=self.host, step=order.step, attempt=order.attempt, seq=order.seq)))
+
+    def _remember(self) -> None:
+        self._out.append(Remember(memory=HostMemory(base=self._held.base, advice=self._advice)))
+
+    # ---------------------------------------------------------------- reading and writing what is held
+
+    def _hold_asked(self, event: HoldAsked) -> None:
+        places = self._held.find(event.snapshot, event.ranks)
+        self._held.hold(places)
+        self._readers[event.reader] = places
+        self._out.append(Hold(reader=event.reader, places=places))
+
+    def _hold_ended(self, event: HoldEnded) -> None:
+        self._held.let_go(self._readers.pop(event.reader, ()))
+        self._changed()
+
+    def _write(self, order: Write) -> None:
+        """A save id is executed once: the same order again gets the same outcome.
+        (test_host.test_a_save_is_executed_once)"""
+        number = save_order(order.save)
+        if self._is_stale(number[0]):
+            self._refuse(order, "StaleAttemptError", f"save {order.save} is of a superseded attempt")
+            return
+        if order.save in self._saves:
+            self._out.append(AlreadyExecuted(order=order))
+            return
+        if number <= self._newest_save:
+            self._refuse(order, "StepNotFoundError", f"save {order.save} was executed before on host {self.host[:8]}")
+            return
+        self._newest_save = number
+        places = self._held.find(order.snapshot, order.ranks)
+        missing = sorted(set(order.ranks) - {place.rank for place in places})
+        if missing:
+            self._refuse(order, "StepNotFoundError", f"host {self.host[:8]} does not hold ranks {missing} of step {order.step}")
+            return
+        for old in [save for save, one in self._saves.items() if not one.running][:-REMEMBERED_SAVES]:
+            del self._saves[old]
+        self._held.hold(places)
+        self._saves[order.save] = _Save(places)
+        self._out.append(Execute(order=order, places=places))
+
+    def _refuse(self, order: Write, error: str, message: str) -> None:
+        self._out.append(Refuse(order=order, error=error, message=message))
+
+    def _write_ended(self, event: WriteEnded) -> None:
+        save = self._saves.get(event.save)
+        if save is not None and save.running:
+            save.running = False
+            self._held.let_go(save.places)
+            self._changed()
+
+    def remembers(self, save: str) -> bool:
+        """Whether the outcome of that save may still be asked for."""
+        return save in self._saves
+
+    # ---------------------------------------------------------------- copies of other hosts' pieces
+
+    def _copy(self, order: Copy) -> None:
+        if not self._is_stale(order.attempt):
+            self._copies.ordered(order)
+
+    def _copied(self, event: CopyFilled | CopyFailed) -> None:
+        self._copies.ended(event)
+        self._changed()
+
+    # ---------------------------------------------------------------- grants and the host's words
+
+    def _grant(self) -> None:
+        """Hand out what may be reused, and tell every connected trainer what it has to know."""
+        advice = self._advice
+        for trainer in self._attached.trainers.values():
+            one = self._held.sets.get(trainer.hello.set_index)
+            if one is None or one.word is None or group_of(one.word.lineage) != group_of(trainer.hello.lineage):
+                continue
+            # Advice about another lineage is not for this trainer, but it must learn that its run has failed.
+            told = advice if advice is not None and (one.word.lineage == advice.lineage or advice.failure is not None) else None
+            if told is not None and one.word.lineage == told.lineage:
+                self._reports.changed |= self._held.grant(one, told)
+            grants = tuple([slot.granted for slot in one.slots])
+            if one.told is told and one.said is not None and one.said.grants == grants:
+                continue
+            one.told = told
+            word = HostWord.saying(grants, told)
+            if word != one.said:
+                one.said = word
+                self._out.append(Speak(index=one.index, word=word))
+
+    # ---------------------------------------------------------------- the report
+
+    def _changed(self) -> None:
+        self._reports.changed = True
+
+    def _report(self) -> None:
+        if self._knows_all and self._reports.is_due(self._now_s):
+            self._out.append(Tell(event=HostReported(summary=self.summary(self._reports.seq))))
+
+    def summary(self, seq: int) -> HostSummary:
+        """The report as of now."""
+        advice = self._advice
+        return HostSummary(
+            host=self.host,
+            incarnation=self.incarnation,
+            seq=seq,
+            staged=self._held.reported(),
+            trainers=tuple(self._attached.seen()),
+            base=self._held.base,
+            advised=None if advice is None else advice.stamp,
+            proposal=None if advice is None else advice.proposal,
+            attempt=self._attempt,
+            domain=self._domain,
+            no_copies=self._copies.no_memory,
+        )

@@ -1,0 +1,65 @@
+"""The slots of one trainer, as it sees them: which are its to fill, and which hold steps that it has promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from raystate.core.formats.messages import HostWord
+
+
+@dataclass(slots=True)
+class OwnSlots:
+    """Its values are replaced and never changed, so that a shallow copy of it is a memento.
+
+    Attributes:
+        grants: per slot, the number of the grant that was used last.
+        done: per slot, the number of the grant that was used up: the slot is staged, or handed back.
+        staging: slots that are being filled, each with its step.
+        promised: slot -> the promised step that was last put into it; until something else is.
+    """
+
+    grants: tuple[int, ...]
+    done: tuple[int, ...]
+    staging: dict[int, int] = field(default_factory=dict[int, int])
+    promised: dict[int, int] = field(default_factory=dict[int, int])
+
+    @classmethod
+    def of(cls, slots: int) -> OwnSlots:
+        """So many, none of them granted."""
+        return cls((0,) * slots, (0,) * slots)
+
+    def _granted(self, word: HostWord | None) -> list[int]:
+        grants = () if word is None else word.grants[: len(self.done)]
+        return [slot for slot, grant in enumerate(grants) if grant > self.done[slot]]
+
+    def free(self, word: HostWord | None) -> int | None:
+        """A slot that may be filled now."""
+        return next((slot for slot in self._granted(word) if slot not in self.staging), None)
+
+    def are_crowded(self, word: HostWord | None) -> bool:
+        """None is free, and steps that were promised and are not durable hold all but one: that of the newest snapshot."""
+        if word is None or self.free(word) is not None:
+            return False
+        granted = self._granted(word)
+        waiting = [
+            slot
+            for slot, step in self.promised.items()
+            if step > word.durable_step and (slot in self.staging or slot not in granted)
+        ]
+        return len(waiting) >= max(2, len(self.done) - 1)
+
+    def fill(self, slot: int, word: HostWord, step: int, *, promised: bool) -> None:
+        """A free slot is filled with this step from now on."""
+        self.grants = _with(self.grants, slot, word.grants[slot])
+        self.staging = {**self.staging, slot: step}
+        others = {other: one for other, one in self.promised.items() if other != slot}
+        self.promised = {**others, slot: step} if promised else others
+
+    def staged(self, slot: int) -> None:
+        """It is full: it is the host's again."""
+        self.staging = {other: step for other, step in self.staging.items() if other != slot}
+        self.done = _with(self.done, slot, max(self.done[slot], self.grants[slot]))
+
+
+def _with(numbers: tuple[int, ...], slot: int, number: int) -> tuple[int, ...]:
+    return (*numbers[:slot], number, *numbers[slot + 1 :])
