@@ -188,7 +188,7 @@ def _replace_older(run_hash: str) -> None:
             continue
         try:
             protocol = ray.get(actor.protocol.remote(), timeout=QUICK_S)
-        except (AttributeError, RayError):  # so old, or so ill, that it can't say
+        except RayError:  # so ill that it can't say
             protocol = None
         if protocol != PROTOCOL:
             ray.kill(actor, no_restart=True)
@@ -213,6 +213,6 @@ def _replace_outdated(hello: Welcome, coordinator: Any, config: StateConfig, run
             if made_with[1] != wanted[1]:
                 # No process will look for the arena in its old folder again.
                 ray.get(actor.close.remote(True), timeout=QUICK_S)
-        except (AttributeError, RayError):
+        except RayError:
             pass
         ray.kill(actor, no_restart=True)

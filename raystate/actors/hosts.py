@@ -144,8 +144,7 @@ class RayHosts:
                 return
             # Each time: the one that was there may have been ended, or have failed to start.
             handle = self._handles[host] = self._create(host)
-        if hasattr(handle, "show_to"):  # one that an older raystate has left has none
-            handle.show_to.remote(self._job())
+        handle.show_to.remote(self._job())
 
         def check(future: Future[Any]) -> None:
             error = future.exception()
@@ -161,8 +160,7 @@ class RayHosts:
             else:
                 on_error(last_line(error))
 
-        start = handle.open if hasattr(handle, "open") else handle.pid
-        start.remote().future().add_done_callback(check)
+        handle.open.remote().future().add_done_callback(check)
 
     def _send(self, host: HostId, method: str, *args: Any) -> None:
         # It may have found what it held before it was killed: then it opened by itself.
@@ -205,7 +203,7 @@ class RayHosts:
         return {host: handle for host, handle in found.items() if handle is not None}
 
     def close_empty(self) -> None:
-        handles = {host: handle for host, handle in self._close().items() if hasattr(handle, "close_empty")}
+        handles = self._close()
         calls = {host: handle.close_empty.remote().future() for host, handle in handles.items()}
         concurrent.futures.wait(calls.values(), timeout=CLOSE_IDLE_TIMEOUT_S)
         # Those that were made for this start may still be starting, and would not hear it after our

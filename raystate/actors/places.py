@@ -40,7 +40,7 @@ class Places:
         actor = find_actor(host_name(self._run_hash, host))
         try:
             return actor is None or await asyncio.wait_for(actor.sees.remote(claim), self._config.start_timeout_s)
-        except (AttributeError, RayError, TimeoutError):  # AttributeError: of an older version
+        except (RayError, TimeoutError):
             return True
 
 

@@ -47,17 +47,11 @@ class RunReport:
 
 def run_reports() -> list[RunReport]:
     """Of all runs of the cluster that this process has joined, by name."""
-    asked: dict[str, Any] = {}
-    found: list[RunReport] = []
-    for name in find_coordinators():
-        actor = find_actor(name)
-        if actor is not None and hasattr(actor, "status"):
-            asked[name] = actor.status.remote()
-        elif actor is not None:
-            found.append(RunReport(name=name, problem=f"{name} is of an older version of raystate"))
+    actors = {name: find_actor(name) for name in find_coordinators()}
+    asked = {name: actor.status.remote() for name, actor in actors.items() if actor is not None}
     if asked:
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
-    found += filter(None, [_answer(name, answer) for name, answer in asked.items()])
+    found = filter(None, [_answer(name, answer) for name, answer in asked.items()])
     return sorted(found, key=lambda one: (one.run, one.storage))
 
 

@@ -337,7 +337,7 @@ def read_ledger(storage: Storage, *, saves: bool = True) -> LedgerContent:
         try:
             raw = json.loads(data)
             if raw["kind"] == "recovery":
-                recoveries.append((_finite(raw.get("time_s", 0.0)), _made(LoggedRecovery, raw)))
+                recoveries.append((_finite(raw["time_s"]), _made(LoggedRecovery, raw)))
             elif raw["kind"] == "save":
                 save = _made(LoggedSave, raw)
                 found[save.save] = save
@@ -349,9 +349,9 @@ def read_ledger(storage: Storage, *, saves: bool = True) -> LedgerContent:
 
 def _made(kind: type[_Noted], raw: Mapping[str, Any]) -> _Noted:
     """Raises KeyError, ValueError, OverflowError: it is not what was written."""
-    told = [one for one in dataclasses.fields(kind) if one.name in raw or one.default is dataclasses.MISSING]
-    made = kind(**{one.name: raw[one.name] for one in told})
-    for one in told:
+    fields = dataclasses.fields(kind)
+    made = kind(**{one.name: raw[one.name] for one in fields})
+    for one in fields:
         value, wanted = getattr(made, one.name), _TYPES[str(one.type)]
         if not isinstance(value, wanted) or isinstance(value, bool) != (one.type == "bool"):
             raise ValueError(f"{one.name} is no {one.type}")

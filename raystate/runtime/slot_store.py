@@ -189,7 +189,7 @@ def staged_in(slot: Slot) -> Staged | None:
 
 
 def _base(raw: dict[str, Any]) -> Invalidate:
-    return Invalidate(**{**raw, "older": tuple((lineage, step) for lineage, step in raw.get("older", ()))})
+    return Invalidate(**{**raw, "older": tuple((lineage, step) for lineage, step in raw["older"])})
 
 
 def _advice(raw: dict[str, object]) -> Advice:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -266,22 +265,16 @@ def differences(here: Any, asked: Any, *, doubt: bool) -> dict[str, tuple[Any, A
     """
     if here is None or asked is None:
         return {}
-    pairs = {name: (getattr(here, name, None), getattr(asked, name, None)) for name in type(asked).model_fields}
-    return {name: pair for name, pair in pairs.items() if not (_same(*pair) or (not doubt and _shown(pair[0]) == _shown(pair[1])))}
-
-
-def _same(old: Any, new: Any) -> bool:
-    """Also of what has no equality of its own, or holds such a thing, as Orbax's `AnySavePolicy` its `InitialSavePolicy`."""
-    if old == new or type(old) is not type(new):
-        return old == new
-    try:
-        return pickle.dumps(old) == pickle.dumps(new)
-    except Exception:  # a function or class of the script, or a lock: there is no telling
-        return False
+    pairs = {name: (getattr(here, name), getattr(asked, name)) for name in type(asked).model_fields}
+    return {name: (one, other) for name, (one, other) in pairs.items() if one != other and (doubt or _shown(one) != _shown(other))}
 
 
 def told_differences(changed: dict[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{name} is {_cut(here)} there and {_cut(asked)} here" for name, (here, asked) in changed.items())
+    return ", ".join(f"{name} {_told_difference(_cut(here), _cut(asked))}" for name, (here, asked) in changed.items())
+
+
+def _told_difference(here: str, asked: str) -> str:
+    return f"is {here} there and {asked} here" if here != asked else f"is {here} of another launch, whose code may differ"
 
 
 def _details(changed: dict[str, tuple[Any, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from raystate.core.formats.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, WrittenEntry, rebuilt_base
+from raystate.core.formats.entries import FORMAT, NO_BASE, Base, LogEntry, OtherFormatError, WrittenEntry, rebuilt_base
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.storage.base import ObjectMissingError, Storage
 from raystate.storage.names import LOG, base_name, base_number, log_name, number_of
@@ -57,7 +57,7 @@ class LogReader:
         Raises:
             StorageError: storage failed.
             CorruptCheckpointError: an entry or its base is not what raystate writes, or is missing.
-            ConfigError: a newer raystate wrote it.
+            ConfigError: another version of raystate wrote it.
         """
         newest = self.newest()
         return None if newest is None else newest.entry
@@ -202,9 +202,12 @@ class LogReader:
         path = f"{self._storage.url}/{name}"
         try:
             return parse(data)
-        except NewerFormatError as error:
-            message = f"{path} was written by a newer raystate (log format {error.format}, this one knows {FORMAT})"
-            raise ConfigError(message, field="storage", path=path, expected=FORMAT, got=error.format) from error
+        except OtherFormatError as error:
+            message = (
+                f"{path} was written by another version of raystate (log format {error.number}, this one knows {FORMAT}): go on with "
+                "that version, or copy the step folders, without .raystate, to another storage and start there"
+            )
+            raise ConfigError(message, field="storage", path=path, expected=FORMAT, got=error.number) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptCheckpointError(f"{path} is not {what}: {error}", path=path) from error
 

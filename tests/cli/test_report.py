@@ -334,7 +334,7 @@ def test_metrics_that_are_no_numbers_to_draw(tmp_path: Path, capsys: pytest.Capt
     assert "fine" in page.text and "loss" not in page.text
 
 
-EVENT = {"kind": "recovery", "time_s": 5.0, "attempt": 1, "group": "g", "cause": "c", "step": 1, "tier": "memory"}
+EVENT = {"kind": "recovery", "time_s": 5.0, "attempt": 1, "group": "g", "cause": "c", "step": 1, "tier": "memory", "back": True}
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,12 @@ class Fact(NamedTuple):
     why: str
 
 
-class NewerFormatError(ValueError):
-    """A newer raystate wrote it; `format` is its format."""
+class OtherFormatError(ValueError):
+    """Another version of raystate wrote it, in the format of that number."""
 
     def __init__(self, number: int):
-        super().__init__(f"a newer raystate wrote it: log format {number}, this one knows {FORMAT}")
-        self.format = number
+        super().__init__(f"another version of raystate wrote it: log format {number}, this one knows {FORMAT}")
+        self.number = number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,6 @@ class LogEntry:
     retired: tuple[Fact, ...] = ()
     given_up: tuple[Fact, ...] = ()
     reason: str = ""
-    format: int = FORMAT
 
     def to_json(self) -> bytes:
         """The entry as it is written down without a base."""
@@ -132,9 +131,8 @@ class Base:
 
     @classmethod
     def parse(cls, name: str, data: bytes) -> Base:
-        """Raises NewerFormatError; ValueError, KeyError or TypeError if it is not what `plan` gave for this name, bit for bit."""
-        raw = unseal(data)
-        _check_format(raw)
+        """Raises OtherFormatError; ValueError, KeyError or TypeError if it is not what `plan` gave for this name, bit for bit."""
+        raw = _unsealed(data)
         if (expected := _base_name(raw["seq"], data)) != name:
             raise ValueError(f"it is the base {expected}")
         return cls(
@@ -188,7 +186,6 @@ class WrittenEntry:
     kind: Literal["claim", "commit", "retire", "close"]
     run: str
     reason: str
-    format: int
     base: str  # its name; "": none
     live: tuple[LiveStep, ...]  # new or changed
     gone: tuple[int, ...]  # steps that are not live any more
@@ -199,9 +196,8 @@ class WrittenEntry:
 
     @classmethod
     def parse(cls, data: bytes) -> WrittenEntry:
-        """Raises NewerFormatError; ValueError, KeyError or TypeError if it is not what was written, bit for bit."""
-        raw = unseal(data)
-        _check_format(raw)
+        """Raises OtherFormatError; ValueError, KeyError or TypeError if it is not what was written, bit for bit."""
+        raw = _unsealed(data)
         raw.update(live=_live(raw["live"]), intents=_intents(raw["intents"]))
         raw.update(retired=_facts(raw["retired"]), given_up=_facts(raw["given_up"]))
         raw.update(gone=tuple(raw["gone"]), closed=tuple(tuple(key) for key in raw["closed"]))
@@ -221,7 +217,7 @@ class WrittenEntry:
         intents.update({key_of(one): one for one in self.intents})  # a changed one keeps its place
         return LogEntry(
             seq=self.seq, attempt=self.attempt, writer=self.writer, kind=self.kind, run=self.run, reason=self.reason,
-            live=tuple(live[step] for step in sorted(live)), intents=tuple(intents.values()), format=self.format,
+            live=tuple(live[step] for step in sorted(live)), intents=tuple(intents.values()),
             retired=newest_facts(base.retired, self.retired), given_up=newest_facts(base.given_up, self.given_up),
         )  # fmt: skip
 
@@ -296,7 +292,7 @@ def _sealed_entry(entry: LogEntry, base: Base) -> bytes:
     return seal(
         {
             "seq": entry.seq, "attempt": entry.attempt, "writer": entry.writer, "kind": entry.kind, "run": entry.run,
-            "reason": entry.reason, "format": entry.format, "base": base.name,
+            "reason": entry.reason, "format": FORMAT, "base": base.name,
             "live": [_plain(one) for one in entry.live if _is_new(one, live_before.get(one.step))],
             "gone": [step for step in live_before if step not in live_now],
             "intents": [_plain(one) for one in entry.intents if _is_new(one, open_before.get(key_of(one)))],
@@ -341,6 +337,8 @@ def _facts(raw: list[Any]) -> tuple[Fact, ...]:
     return tuple(Fact(SnapshotId(*snapshot), why) for snapshot, why in raw)
 
 
-def _check_format(raw: dict[str, Any]) -> None:
-    if raw["format"] > FORMAT:
-        raise NewerFormatError(raw["format"])
+def _unsealed(data: bytes) -> dict[str, Any]:
+    raw = unseal(data)
+    if (number := raw.pop("format")) != FORMAT:
+        raise OtherFormatError(number)
+    return raw
