@@ -10,11 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from raystate.actors.rays import state
 from raystate.core.formats.messages import HostId, HostLeaving
-from raystate.ray_version import ray_internals
-
-with ray_internals():
-    from ray._private.state import state
 
 logger = logging.getLogger("raystate.coordinator")
 
@@ -24,7 +21,7 @@ TROUBLE_S = 60.0  # a poll that fails is told at most so often
 
 def draining_nodes() -> dict[HostId, int]:
     """Node id -> when Ray takes the node for gone, milliseconds since 1970; 0: it has no deadline."""
-    found: dict[str, int] = state.get_draining_nodes()
+    found: dict[str, int] = state.state.get_draining_nodes()
     return {HostId(node): at_ms for node, at_ms in found.items()}
 
 

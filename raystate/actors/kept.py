@@ -11,12 +11,9 @@ from typing import Any
 
 from ray import cloudpickle
 
+from raystate.actors.rays import internal_kv
 from raystate.config import StateConfig
 from raystate.core.formats.errors import ConfigError
-from raystate.ray_version import ray_internals
-
-with ray_internals():
-    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
 
 def check_travels(config: StateConfig) -> StateConfig:
@@ -37,18 +34,18 @@ class Kept:
         self._key = key.encode()
 
     def get(self) -> Any | None:
-        raw = _internal_kv_get(self._key)
+        raw = internal_kv._internal_kv_get(self._key)
         return None if raw is None else pickle.loads(raw)
 
     def put(self, value: Any, *, overwrite: bool = True) -> bool:
         """Whether the value is there now; False: another one was, and `overwrite` is not set."""
         # As Ray passes arguments: a policy may have functions of the user's script in it, which is another program here.
         data = cloudpickle.dumps(value)  # pyright: ignore[reportPrivateImportUsage]
-        existed = _internal_kv_put(self._key, data, overwrite=overwrite)
+        existed = internal_kv._internal_kv_put(self._key, data, overwrite=overwrite)
         return overwrite or not existed
 
     def delete(self) -> None:
-        _internal_kv_del(self._key)
+        internal_kv._internal_kv_del(self._key)
 
 
 def cluster_token() -> str:
@@ -83,7 +80,7 @@ def take_storage(storage_url: str, mine: Tenant, is_alive: Callable[[Tenant], bo
     """
     prefix = f"raystate:tenant:{hashlib.sha256(storage_url.encode()).hexdigest()[:32]}:"
     while True:
-        numbers = sorted(int(key.decode().removeprefix(prefix)) for key in _internal_kv_list(prefix.encode()))
+        numbers = sorted(int(key.decode().removeprefix(prefix)) for key in internal_kv._internal_kv_list(prefix.encode()))
         newest = numbers[-1] if numbers else 0
         tenant: Tenant | None = Kept(f"{prefix}{newest}").get() if newest else None
         if tenant == mine:

@@ -13,13 +13,9 @@ from pathlib import Path
 
 import ray
 
+from raystate.actors.rays import authentication, worker
 from raystate.actors.whose_ray import strangers_ray
 from raystate.core.formats.errors import RaystateError
-from raystate.ray_version import ray_internals
-
-with ray_internals():
-    from ray._private import worker
-    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 logger = logging.getLogger("raystate")
 
@@ -86,10 +82,10 @@ def check_address() -> None:
 
 
 def _use_token() -> None:
-    notes = logging.getLogger(maybe_enable_token_auth_if_token_available.__module__)
+    notes = logging.getLogger(authentication.__name__)
     is_off, notes.disabled = notes.disabled, True  # it says how to opt out, at each start
     try:
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        authentication.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     finally:
         notes.disabled = is_off
 

@@ -11,12 +11,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from raystate.ray_version import ray_internals
-
-with ray_internals():
-    from ray._common.utils import get_ray_address_file
-
 _LISTENS = "0A"  # a socket's state in /proc/net/tcp
+
+
+def ray_folder() -> Path:
+    """Where Ray keeps its files on this machine, by Ray's own rule: the address of the cluster that runs here, the sessions' folders."""
+    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class StrangersRay:
 def strangers_ray() -> StrangersRay | None:
     """The Ray that `ray.init()` would join by itself, if it is another user's; None: it is ours,
     there is none, or nothing tells whose it is."""
-    file = Path(get_ray_address_file(None))
+    file = ray_folder() / "ray_current_cluster"
     try:
         address = file.read_text().strip()
         # The file keeps the user who has made it, even if another user's Ray writes its address

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +14,7 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
+from raystate.actors.whose_ray import ray_folder
 from raystate.cli.console import JsonOption, StorageArgument, out, print_json, when
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
 from raystate.runtime.record import AttemptRecord, read_record, run_folders
@@ -62,7 +61,7 @@ def story(
 
 
 def _record(url: str, folder: Path | None, run: str | None) -> tuple[Path, list[AttemptRecord]]:
-    root = folder if folder is not None else _ray_logs() / "raystate"
+    root = folder if folder is not None else ray_folder() / "session_latest" / "logs" / "raystate"
     there = _records([root])
     found = _of(there, url, run)
     if not found and folder is None:
@@ -104,13 +103,6 @@ def _told_of(attempts: list[AttemptRecord]) -> str:
     newest = attempts[-1]
     until = when(datetime.fromtimestamp(newest.records[-1].time_s, UTC)) if newest.records else "no event yet"
     return f"{newest.settings.storage}, run {newest.settings.run!r}, until {until}"
-
-
-def _ray_logs() -> Path:
-    """Where Ray keeps the logs of the newest session, by Ray's own rule."""
-    on_linux = sys.platform.startswith("linux")
-    root = os.environ.get("RAY_TMPDIR") or (os.environ.get("TMPDIR") if on_linux else None)
-    return Path(root or ("/tmp" if os.name == "posix" else tempfile.gettempdir())) / "ray" / "session_latest" / "logs"
 
 
 def logs_of_raylets() -> list[Path]:

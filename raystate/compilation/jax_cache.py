@@ -90,15 +90,20 @@ def _least_seconds() -> float:
     return 0.0 if untouched else given
 
 
+def _compiler() -> Any:
+    from jax._src import compiler
+
+    return compiler
+
+
 def known_internals() -> bool:
     """Whether the installed JAX has what is replaced here, with the arguments that are expected."""
     try:
-        from jax._src import compilation_cache, compiler
-
+        compiler = _compiler()
         return (
             _arguments(compiler._cache_write) in (WRITE_ARGUMENTS, [*WRITE_ARGUMENTS, CALLBACKS])
-            and _arguments(compilation_cache.put_executable_and_time) == PUT_ARGUMENTS
-            and _arguments(compilation_cache.get_file_cache) == OPEN_ARGUMENTS
+            and _arguments(compiler.compilation_cache.put_executable_and_time) == PUT_ARGUMENTS
+            and _arguments(compiler.compilation_cache.get_file_cache) == OPEN_ARGUMENTS
         )
     except (ImportError, AttributeError, TypeError, ValueError):
         return False
@@ -112,8 +117,9 @@ def _replace() -> bool:
     if not known_internals():
         return False
     import jax
-    from jax._src import compilation_cache, compiler
 
+    compiler = _compiler()
+    compilation_cache = compiler.compilation_cache
     their_write, their_open = compiler._cache_write, compilation_cache.get_file_cache
 
     def cache_write(

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
-from ray.train.v2._internal.constants import DEFAULT_WORKER_GROUP_START_TIMEOUT_S, WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
-from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
-from ray.train.v2._internal.execution.controller.controller import TrainController
-from ray.train.v2._internal.execution.worker_group.worker import Worker
-from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
-from ray.train.v2._internal.util import bundle_to_remote_args
 from ray.util.placement_group import placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raystate.train.rays import exceptions, worker_group
+
 LOOK_S = 0.25
+START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"  # the variable of Ray Train's setting
+RAYS_START_TIMEOUT_S = 60.0  # where it is not set
 _SOMEWHERE = "CREATED"  # state of a placement group that has all of its places
 
 
@@ -34,28 +32,43 @@ def install(*, start_s: float) -> None:
         start_s: so long it may take in places that are there: with what Ray downloads and installs before.
     """
 
-    class PlacedGroup(WorkerGroup):
-        def _create_workers(
-            self, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], *args: Any, **kwargs: Any
-        ) -> list[Worker]:
-            if not is_plain(args, kwargs):
-                return super()._create_workers(num_workers, placement_group, resources_per_worker, *args, **kwargs)
-            given: Any = self._train_run_context.run_config.worker_runtime_env
-            runtime_env = self._get_worker_runtime_env(given)
-            kind = ray.remote(runtime_env=runtime_env, **bundle_to_remote_args(resources_per_worker))(self._worker_cls)
-            actors: list[Any] = []
-            for index in range(num_workers):
-                place = PlacementGroupSchedulingStrategy(placement_group=placement_group, placement_group_bundle_index=index)
-                actors.append(kind.options(scheduling_strategy=place).remote())
-            timeout_s = float(os.environ.get(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, DEFAULT_WORKER_GROUP_START_TIMEOUT_S))
-            answers = first_answers(actors, placement_group, timeout_s=timeout_s, start_s=start_s)
-            workers = [
-                Worker(actor, found, resources_per_worker, placement_group_bundle_index=index)
-                for index, (actor, found) in enumerate(zip(actors, answers, strict=True))
-            ]
-            return WorkerGroup._assign_worker_ranks(workers)
+    def placed(group: Any, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float]) -> list[tuple[Any, Any]]:
+        runtime_env = group._get_worker_runtime_env(group._train_run_context.run_config.worker_runtime_env)
+        kind = ray.remote(runtime_env=runtime_env, **worker_group.bundle_to_remote_args(resources_per_worker))(group._worker_cls)
+        actors: list[Any] = []
+        for index in range(num_workers):
+            place = PlacementGroupSchedulingStrategy(placement_group=placement_group, placement_group_bundle_index=index)
+            actors.append(kind.options(scheduling_strategy=place).remote())
+        timeout_s = float(os.environ.get(START_TIMEOUT, RAYS_START_TIMEOUT_S))
+        answers = first_answers(actors, placement_group, timeout_s=timeout_s, start_s=start_s)
+        return list(zip(actors, answers, strict=True))
 
-    TrainController.worker_group_cls = PlacedGroup
+    make_groups_from(placed)
+
+
+def make_groups_from(made: Callable[[Any, int, Any, dict[str, float]], Sequence[tuple[Any, Any]] | None]) -> None:
+    """Let this process's controller make the workers of a group from what this gives.
+
+    Args:
+        made: is asked with (the group, how many, their placement group, resources of each) for the actor of each place and its
+            metadata. None: the group makes them as it did before.
+    """
+    groups: Any = worker_group.WorkerGroup
+    before = groups._create_workers
+
+    def create_workers(
+        self: Any, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], *args: Any, **kwargs: Any
+    ) -> Any:
+        given = made(self, num_workers, placement_group, resources_per_worker) if is_plain(args, kwargs) else None
+        if given is None:
+            return before(self, num_workers, placement_group, resources_per_worker, *args, **kwargs)
+        workers = [
+            worker_group.Worker(actor, metadata, resources_per_worker, placement_group_bundle_index=index)
+            for index, (actor, metadata) in enumerate(given)
+        ]
+        return groups._assign_worker_ranks(workers)
+
+    groups._create_workers = create_workers
 
 
 def is_plain(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -88,7 +101,7 @@ def first_answers(actors: Sequence[Any], placement_group: Any, *, timeout_s: flo
             table = placement_group_table(placement_group)
             if now_s > began_s + start_s:
                 nodes = sorted({table["bundles_to_node_id"].get(answers.index(one), "")[:8] for one in left})
-                raise WorkerGroupStartupFailedError(
+                raise exceptions.WorkerGroupStartupFailedError(
                     f"Ray has not started {len(left)} of {len(actors)} worker processes within {start_s:g} s, on nodes {', '.join(nodes)}: "
                     "see there what Ray installs or runs before (container, runtime_env, setup hook), or raise start_timeout_s"
                 )
@@ -97,11 +110,11 @@ def first_answers(actors: Sequence[Any], placement_group: Any, *, timeout_s: flo
             elif gone_s is None:
                 gone_s = now_s
             elif now_s > gone_s + timeout_s:
-                raise WorkerGroupStartupTimeoutError(len(actors))
+                raise exceptions.WorkerGroupStartupTimeoutError(len(actors))
     except BaseException as error:
         for actor in actors:
             ray.kill(actor)
         remove_placement_group(placement_group)  # Ray Train drops it, and its resources would stay reserved
         if isinstance(error, RayActorError):
-            raise WorkerGroupStartupFailedError(f"a worker died while it started: {error}") from error
+            raise exceptions.WorkerGroupStartupFailedError(f"a worker died while it started: {error}") from error
         raise

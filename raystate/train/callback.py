@@ -18,14 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.train import get_context
-from ray.train.v2._internal.constants import HEALTH_CHECK_INTERVAL_S_ENV_VAR, WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
-from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
-from ray.train.v2._internal.execution.controller.state import (
-    ErroredState,
-    ReschedulingState,
-    RestartingState,
-    ShuttingDownState,
-)
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
 from raystate import launch_context
@@ -42,11 +34,13 @@ from raystate.storage import run_hash
 from raystate.train import bundles, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups
 from raystate.train.policy import Ending, RetryPolicy, pinned_nodes
+from raystate.train.rays import callbacks, states
 from raystate.train.standby import SWITCH, Standby
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
+POLL_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"  # the variable of Ray Train's setting
 POLL_INTERVAL_S = 0.2  # Ray's own is 2 s: on average a second until a death is noticed
 PINNED_START_S = 10.0  # then the workers may go anywhere
 ROOM_S = 1.0  # for the group before to have given its resources back
@@ -67,7 +61,7 @@ if TYPE_CHECKING:
     from ray.train import UserCallback as _Callback  # all that RunConfig(callbacks=…) says it takes
 else:
 
-    class _Callback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
+    class _Callback(callbacks.WorkerGroupCallback, callbacks.WorkerCallback, callbacks.ControllerCallback):
         """What it takes."""
 
 
@@ -138,7 +132,7 @@ class RayTrainCallback(_Callback):
         self.__dict__.update(state)
         self._reset()
         # The controller unpickles its callbacks before it reads this; a value that the user set has arrived already.
-        os.environ.setdefault(HEALTH_CHECK_INTERVAL_S_ENV_VAR, str(POLL_INTERVAL_S))
+        os.environ.setdefault(POLL_INTERVAL, str(POLL_INTERVAL_S))
 
     # ------------------------------------------------------------ in the worker
 
@@ -164,7 +158,7 @@ class RayTrainCallback(_Callback):
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-probe")
         self._scaling = train_run_context.scaling_config
         self._own_selector = self._scaling.label_selector
-        self._start_timeout = os.environ.get(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR)
+        self._start_timeout = os.environ.get(bundles.START_TIMEOUT)
         endings.quiet_ray_train()
         sizes = Sizes.of(self._scaling.num_workers, self._global_batch)
         if isinstance(self._scaling.num_workers, tuple):
@@ -255,14 +249,14 @@ class RayTrainCallback(_Callback):
             statuses[0].return_value = dataclasses.replace(outcome, restarts=self._restarts)
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:  # noqa: ARG002
-        if isinstance(current_state, (RestartingState, ReschedulingState)):
-            if isinstance(current_state, ReschedulingState):
+        if isinstance(current_state, (states.RestartingState, states.ReschedulingState)):
+            if isinstance(current_state, states.ReschedulingState):
                 self._release_half_started()
             self._decide(current_state.training_failed_error)
-        elif isinstance(current_state, (ShuttingDownState, ErroredState)):
+        elif isinstance(current_state, (states.ShuttingDownState, states.ErroredState)):
             if self._standby is not None:
                 self._standby.drop()
-            if isinstance(current_state, ErroredState) and not self._returns_outcome:
+            if isinstance(current_state, states.ErroredState) and not self._returns_outcome:
                 self._release(current_state.training_failed_error)
             if self._threads is not None:
                 self._threads.shutdown(wait=False, cancel_futures=True)
@@ -361,11 +355,11 @@ class RayTrainCallback(_Callback):
             self._scaling.label_selector = nodes.selectors(self._pins, own=self._own_selector, avoid=avoid)
         if self._pins:
             allowed_s = float(self._start_timeout or PINNED_START_S)
-            os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = str(min(allowed_s, PINNED_START_S))
+            os.environ[bundles.START_TIMEOUT] = str(min(allowed_s, PINNED_START_S))
         elif self._start_timeout is None:
-            os.environ.pop(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, None)
+            os.environ.pop(bundles.START_TIMEOUT, None)
         else:
-            os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = self._start_timeout
+            os.environ[bundles.START_TIMEOUT] = self._start_timeout
 
     def _room_elsewhere(self) -> dict[str, int]:
         return nodes.places_elsewhere(self._scaling._resources_per_worker_not_none, group=self._rank_nodes, own=self._own_selector)

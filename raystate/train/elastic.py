@@ -18,13 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision, ResizeDecision
-
 from raystate.actors.draining import draining_nodes
 from raystate.core.coordinator.desk import ranks_text
 from raystate.core.formats.texts import counted
 from raystate.core.launcher.elastic import Elastic, Newest, Sizes, Wish, room_of
 from raystate.train import nodes
+from raystate.train.rays import scaling_policy
 
 logger = logging.getLogger(__name__)
 
@@ -64,20 +63,23 @@ class ElasticGroups:
         """Have this process's controller ask here."""
         groups = self
 
-        def not_running(self: ElasticScalingPolicy) -> ResizeDecision:
+        def not_running(self: Any) -> Any:
             groups._request_most(self)
             size = groups._decides.size_for(groups._room(self, leaving=groups._leaving()), groups._clock())
-            return ResizeDecision(num_workers=size, resources_per_worker=groups._scaling._resources_per_worker_not_none)
+            return scaling_policy.ResizeDecision(
+                num_workers=size, resources_per_worker=groups._scaling._resources_per_worker_not_none
+            )
 
-        def running(self: ElasticScalingPolicy, worker_group_state: Any, worker_group_status: Any) -> NoopDecision:  # noqa: ARG001
+        def running(self: Any, worker_group_state: Any, worker_group_status: Any) -> Any:  # noqa: ARG001
             groups._request_most(self)
             groups._look(self, groups._clock())
-            return NoopDecision()
+            return scaling_policy.NoopDecision()
 
-        ElasticScalingPolicy.make_decision_for_non_running_worker_group = not_running
-        ElasticScalingPolicy.make_decision_for_running_worker_group = running
+        elastic: Any = scaling_policy.ElasticScalingPolicy
+        elastic.make_decision_for_non_running_worker_group = not_running
+        elastic.make_decision_for_running_worker_group = running
 
-    def _request_most(self, policy: ElasticScalingPolicy) -> None:
+    def _request_most(self, policy: Any) -> None:
         """Of Ray's autoscaler, wherever there can be any: it is not to be asked for the places of the present, smaller group."""
         policy.scaling_config = self._scaling
         policy._maybe_send_resource_request()
@@ -121,7 +123,7 @@ class ElasticGroups:
 
     # ------------------------------------------------------------ room
 
-    def _look(self, policy: ElasticScalingPolicy, now_s: float) -> None:
+    def _look(self, policy: Any, now_s: float) -> None:
         if self._decides.is_full or now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
@@ -133,7 +135,7 @@ class ElasticGroups:
         except Exception as error:  # Ray's head is out of reach for a moment: the training is fine
             logger.warning("can't look for room for more workers: %s: %s", type(error).__name__, error)
 
-    def _is_there(self, policy: ElasticScalingPolicy, wish: Wish, now_s: float) -> bool:
+    def _is_there(self, policy: Any, wish: Wish, now_s: float) -> bool:
         """Ray may take seconds to notice that a node is gone."""
         room = self._room(policy, leaving=self._leaving())
         if room >= wish.workers:
@@ -141,7 +143,7 @@ class ElasticGroups:
         self._decides.look(room, now_s)  # it has to be there for a while again
         return False
 
-    def _room(self, policy: ElasticScalingPolicy, *, leaving: frozenset[str], sure: bool = True) -> int:
+    def _room(self, policy: Any, *, leaving: frozenset[str], sure: bool = True) -> int:
         per_worker = self._scaling._resources_per_worker_not_none
         most = self._decides.sizes.most
         places = nodes.places(per_worker, held=self._held, own=self._scaling.label_selector, most=most)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import queue
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RaySystemError, RayTaskError
-from ray.train.v2._internal.exceptions import (
-    UserExceptionWithTraceback,
-    WorkerGroupStartupTimeoutError,
-    WorkerHealthCheckFailedError,
-    WorkerHealthCheckTimeoutError,
-)
-from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, TrainingFailedError
 
 from raystate.actors.blame import exception_of, pickles_anywhere
@@ -38,6 +30,7 @@ from raystate.core.formats.errors import (
 from raystate.core.formats.texts import counted
 from raystate.runtime.ends import End, Told, is_collateral, one_line
 from raystate.train.policy import Ending, Seen, culprit, signature_of
+from raystate.train.rays import exceptions
 
 logger = logging.getLogger(__name__)
 
@@ -70,22 +63,19 @@ class RankFailure:
         return not self.died and is_collateral(self.error, self.traceback)
 
 
-class _Travelling(queue.SimpleQueue[Any]):
-    """Where Ray Train's worker puts what the training function has raised."""
-
-    def put(self, item: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(item, UserExceptionWithTraceback):
-            pickles_anywhere(item._base_exc)
-        super().put(item, *args, **kwargs)
-
-
 def prepare_worker() -> None:
     """In a worker: let the controller and the driver read any error of its training function.
 
     They need not have the error's module. An error that another process's end has led to is
     shown only in the worker's log file.
     """
-    get_train_context().execution_context.training_thread_runner._exc_queue = _Travelling()
+    wrapper: Any = exceptions.UserExceptionWithTraceback
+    made = wrapper.__init__
+
+    def wrapping(self: Any, error: BaseException, *args: Any, **kwargs: Any) -> None:
+        made(self, pickles_anywhere(error), *args, **kwargs)
+
+    wrapper.__init__ = wrapping
     for handler in logging.getLogger("ray.train").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.addFilter(_tells_of_an_own_end)
@@ -102,11 +92,11 @@ def failures(statuses: Mapping[int, Any]) -> dict[int, RankFailure]:
 
 
 def _failure(error: BaseException) -> RankFailure:
-    if isinstance(error, UserExceptionWithTraceback):
+    if isinstance(error, exceptions.UserExceptionWithTraceback):
         return RankFailure(error=error._base_exc, traceback=error._traceback_str)
-    if isinstance(error, WorkerHealthCheckFailedError):
+    if isinstance(error, exceptions.WorkerHealthCheckFailedError):
         error = error.health_check_failure
-    died = isinstance(error, (RayActorError, WorkerHealthCheckTimeoutError))
+    died = isinstance(error, (RayActorError, exceptions.WorkerHealthCheckTimeoutError))
     unread = isinstance(error, (RaySystemError, RayTaskError))
     return RankFailure(error=error, died=died, unread=unread, preempted=bool(getattr(error, "preempted", False)))
 
@@ -287,7 +277,7 @@ def _cluster() -> str:
 
 
 def _of_controller(failure: BaseException) -> Ending:
-    if isinstance(failure, WorkerGroupStartupTimeoutError):
+    if isinstance(failure, exceptions.WorkerGroupStartupTimeoutError):
         return Ending(kind="waiting", cause=f"no room yet for {counted(failure.num_workers, 'worker')}{_cluster()}")
     cause = f"the workers could not be started: {one_line(failure)}"
     return Ending(kind="failed", cause=cause, error=failure)

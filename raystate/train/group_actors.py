@@ -16,32 +16,31 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError
-from ray.train.v2._internal.callbacks.preemption_callback import PreemptionCallback
-from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
-from ray.train.v2._internal.execution.worker_group import worker_group as ray_worker_group
+
+from raystate.train.rays import preemption_callback, worker_group
 
 logger = logging.getLogger(__name__)
 
 _ALIVE_S = 1.0  # for an answer of the barrier that waits; one that is still importing is ahead of a new one
-_start_watch = PreemptionCallback.after_worker_group_start
+_start_watch = preemption_callback.PreemptionCallback.after_worker_group_start
 
 
 class GroupActors:
     """One controller's waiting barrier, and the watch that it has yet to start."""
 
     def __init__(self) -> None:
-        self._barriers = _Barriers(SynchronizationActor)
-        self._watch: tuple[PreemptionCallback, Any] | None = None  # not started yet: the callback and its group
+        self._barriers = _Barriers(worker_group.SynchronizationActor)
+        self._watch: tuple[Any, Any] | None = None  # not started yet: the callback and its group
 
     def install(self) -> None:
         """Patch Ray Train in this process, the controller's."""
 
-        def later(callback: PreemptionCallback, group: Any) -> None:
+        def later(callback: Any, group: Any) -> None:
             callback._stop_watcher()  # an earlier group's
             self._watch = callback, group
 
-        watching: Any = PreemptionCallback
-        starting: Any = ray_worker_group
+        watching: Any = preemption_callback.PreemptionCallback
+        starting: Any = worker_group
         watching.after_worker_group_start = later
         starting.SynchronizationActor = self._barriers  # what Ray Train's start of a group asks for one
 

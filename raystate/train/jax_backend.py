@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ray.train.v2.jax.config import JaxConfig, _JaxBackend
+from ray.train.v2.jax.config import JaxConfig
 
 _LISTEN_DEADLINE_S = 60.0  # then connect anyway: jax.distributed has its own, longer deadline and a better error
 _POLL_S = 0.01
@@ -25,11 +25,14 @@ class QuickJaxConfig(JaxConfig):
     """`JaxConfig`, with the start in that order."""
 
     @property
-    def backend_cls(self) -> type[_JaxBackend]:
+    def backend_cls(self) -> type[Any]:
         return _QuickBackend
 
 
-class _QuickBackend(_JaxBackend):
+_RaysBackend: Any = JaxConfig().backend_cls
+
+
+class _QuickBackend(_RaysBackend):
     def on_start(self, worker_group: Any, backend_config: JaxConfig) -> None:
         super().on_start(cast(Any, _InOrder(worker_group)), backend_config)
 

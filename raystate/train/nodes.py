@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
 
 from raystate.actors.draining import draining_nodes
 from raystate.actors.naming import coordinator_name, find_actor
+from raystate.actors.rays import state
 from raystate.in_threads import map_in_threads
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def places(per_worker: Mapping[str, float], *, held: Sequence[str], own: Any, mo
         own: the user's label selector, as for `selectors`: a node has to match it, or one of them.
         most: no more than so many on a node.
     """
-    free, holding = available_resources_per_node(), Counter(held)
+    free, holding = state.available_resources_per_node(), Counter(held)
     wanted = {name: amount for name, amount in per_worker.items() if amount > 0}
     found: dict[str, int] = {}
     for info in ray.nodes():
@@ -130,7 +130,7 @@ def wait_for_room(rank_nodes: Iterable[str], resources_per_worker: Mapping[str, 
     }
     end_s = time.monotonic() + deadline_s
     while True:
-        free = available_resources_per_node()
+        free = state.available_resources_per_node()
         if all(free.get(node, {}).get(name, 0) >= amount for node, wanted in needed.items() for name, amount in wanted.items()):
             return True
         if time.monotonic() > end_s:

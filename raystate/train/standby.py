@@ -24,16 +24,14 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.train.v2._internal.execution.controller.controller import TrainController
-from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
-from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.launch_context import saves_so_far
 from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind
-from raystate.train.bundles import is_plain
+from raystate.train.bundles import make_groups_from
+from raystate.train.rays import worker_group
 
 logger = logging.getLogger(__name__)
 
@@ -102,24 +100,8 @@ class Standby:
 
     def install(self) -> None:
         """Let this process's controller make its worker groups from waiting processes, where there are any."""
-        standby = self
         self._group_actors.install()
-        base = TrainController.worker_group_cls
-
-        class StandbyGroup(base):
-            def _create_workers(
-                self, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], *args: Any, **kwargs: Any
-            ) -> list[Worker]:
-                ready = standby.take(num_workers, placement_group) if is_plain(args, kwargs) else None
-                if ready is None:
-                    return super()._create_workers(num_workers, placement_group, resources_per_worker, *args, **kwargs)
-                workers = [
-                    Worker(actor, metadata, resources_per_worker, placement_group_bundle_index=index)
-                    for index, (actor, metadata) in enumerate(ready)
-                ]
-                return WorkerGroup._assign_worker_ranks(workers)
-
-        TrainController.worker_group_cls = StandbyGroup
+        make_groups_from(lambda _group, num_workers, placement_group, _resources: self.take(num_workers, placement_group))
 
     def group_started(self, group: Any, now_s: float) -> None:
         self._group, self._due_s, self._start_by_s = group, now_s + SETTLE_S, now_s + MOST_S
@@ -206,13 +188,13 @@ class Standby:
     def _kind_for(self, group: Any) -> Any:
         """The class of actors that can become this group's workers; None: standby is switched
         off."""
-        runtime_env = WorkerGroup._get_worker_runtime_env(group._train_run_context.run_config.worker_runtime_env)
+        runtime_env = worker_group.WorkerGroup._get_worker_runtime_env(group._train_run_context.run_config.worker_runtime_env)
         variables = dict(runtime_env.get("env_vars") or {})
         if variables.get(SWITCH, "1") == "0":
             return None
         cpus = int(group.get_resources_per_worker().get("CPU", 1))
         variables.setdefault("OMP_NUM_THREADS", str(max(cpus, 1)))  # as Ray sets it by the CPUs that a worker holds
-        return ray.remote(num_cpus=0, runtime_env={**runtime_env, "env_vars": variables})(RayTrainWorker)
+        return ray.remote(num_cpus=0, runtime_env={**runtime_env, "env_vars": variables})(worker_group.RayTrainWorker)
 
     def _start(self, node: str, count: int) -> None:
         for _ in range(count):

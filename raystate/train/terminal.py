@@ -17,13 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from raystate.actors.rays import worker
 from raystate.core.formats.texts import counted, printable
-from raystate.ray_version import ray_internals
 from raystate.train.result import Recovery, RunResult
-
-with ray_internals():
-    from ray._private import worker
-    from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
 _FILE_COLUMNS = 160  # for lines that go to no terminal: a file, the log of a job
 
@@ -75,7 +71,7 @@ def calm() -> Generator[None]:
         yield
         return
     worker.print_worker_logs = functools.partial(_print, theirs, Shown())
-    if global_worker_stdstream_dispatcher.handlers:
+    if worker.global_worker_stdstream_dispatcher.handlers:  # pyright: ignore[reportPrivateImportUsage]
         context = ray.get_runtime_context()
         folder = f"{context.get_temp_dir()}/{context.get_session_name()}/logs"
         Console(stderr=True).print(

@@ -12,11 +12,7 @@ from typing import Any
 from ray.train.v2.jax import JaxTrainer
 
 from raystate.actors.own_ray import has_dashboard
-from raystate.ray_version import ray_internals
-
-with ray_internals():
-    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
-    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from raystate.train.rays import datasets, placement_group_callback
 
 
 class _NoDatasets:
@@ -26,7 +22,7 @@ class _NoDatasets:
         raise KeyError(f"there is no dataset {dataset_info.dataset_name!r}: give it to fit(…, datasets={{name: dataset}})")
 
 
-class _NoDatasetsCallback(DatasetsCallback):
+class _NoDatasetsCallback(datasets.DatasetsCallback):
     """Without datasets, no actor: Ray's imports all of Ray Data for each worker group, just when a
     restarted group needs the cores."""
 
@@ -45,10 +41,11 @@ class QuietJaxTrainer(JaxTrainer):
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()
         if not has_dashboard():
-            callbacks = [one for one in callbacks if not isinstance(one, PlacementGroupCleanerCallback)]
+            cleaner = placement_group_callback.PlacementGroupCleanerCallback
+            callbacks = [one for one in callbacks if not isinstance(one, cleaner)]
         if not self.datasets:
             none = _NoDatasetsCallback(train_run_context=self.train_run_context, datasets={})
-            callbacks = [none if isinstance(one, DatasetsCallback) else one for one in callbacks]
+            callbacks = [none if isinstance(one, datasets.DatasetsCallback) else one for one in callbacks]
         return callbacks
 
 

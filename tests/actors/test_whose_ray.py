@@ -26,7 +26,7 @@ ANOTHER = os.getuid() + 1
 def rays_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="r-") as short:  # the names of Ray's sockets may have 107 characters
         monkeypatch.setenv("RAY_TMPDIR", short)
-        folder = Path(whose_ray.get_ray_address_file(None)).parent
+        folder = whose_ray.ray_folder()
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
 

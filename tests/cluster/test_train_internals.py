@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2._internal import constants
-from ray.train.v2._internal.callbacks import preemption_callback
+from ray.train.v2._internal.callbacks import datasets, placement_group_callback, preemption_callback
 from ray.train.v2._internal.data_integration.interfaces import DatasetShardMetadata
 from ray.train.v2._internal.exceptions import (
     UserExceptionWithTraceback,
@@ -409,7 +409,9 @@ def test_where_there_is_no_dashboard_nobody_asks_it_every_second(ray_cluster: An
 
     def cleaners() -> int:
         trainer = trainer_module.QuietJaxTrainer(print, scaling_config=ScalingConfig(num_workers=1))
-        return sum(isinstance(one, trainer_module.PlacementGroupCleanerCallback) for one in trainer._create_default_callbacks())
+        return sum(
+            isinstance(one, placement_group_callback.PlacementGroupCleanerCallback) for one in trainer._create_default_callbacks()
+        )
 
     assert cleaners() == 0
     monkeypatch.setattr(trainer_module, "has_dashboard", lambda: True)
@@ -744,14 +746,14 @@ def test_no_actor_for_datasets_where_there_are_none(monkeypatch: pytest.MonkeyPa
     """Ray Train makes them by these callbacks, from the trainer's own attributes."""
     monkeypatch.setattr(trainer_module, "has_dashboard", lambda: True)
 
-    def of_datasets(datasets: dict[str, Any]) -> list[type]:
-        trainer = trainer_module.QuietJaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=2), datasets=datasets)
-        return [type(one) for one in trainer._create_default_callbacks() if isinstance(one, trainer_module.DatasetsCallback)]
+    def of_datasets(given: dict[str, Any]) -> list[type]:
+        trainer = trainer_module.QuietJaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=2), datasets=given)
+        return [type(one) for one in trainer._create_default_callbacks() if isinstance(one, datasets.DatasetsCallback)]
 
     assert of_datasets({}) == [trainer_module._NoDatasetsCallback]
-    assert of_datasets({"train": lambda: None}) == [trainer_module.DatasetsCallback]
+    assert of_datasets({"train": lambda: None}) == [datasets.DatasetsCallback]
     none = trainer_module.QuietJaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=2))._create_default_callbacks()
-    (callback,) = [one for one in none if isinstance(one, trainer_module.DatasetsCallback)]
+    (callback,) = [one for one in none if isinstance(one, datasets.DatasetsCallback)]
     (given,) = callback.before_init_train_context([None, None]).values()
     assert len(given) == 2
     with pytest.raises(KeyError, match="there is no dataset 'train': give it to fit"):

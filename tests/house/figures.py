@@ -17,7 +17,7 @@ _QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, toke
 _SECONDS = re.compile(r"^_?[A-Z0-9_]*_S$")
 _VAGUE = re.compile(r"\b(nobody|whoever)\b", re.IGNORECASE)
 # Of other packages: what they call private by name or by folder.
-_PRIVATE = re.compile(r"^(ray|jax|jaxlib)\..*\b_\w+|^(ray|jax|jaxlib)\._\w+")
+_PRIVATE = re.compile(r"^(ray|jax|jaxlib)\..*\b_\w+|^(ray|jax|jaxlib)\._\w+|^ray\.experimental\.internal_kv")
 
 
 def sources(folder: Path) -> Iterator[tuple[Path, str, ast.Module]]:

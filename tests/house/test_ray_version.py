@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import logging
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray._common.utils import get_default_ray_temp_dir
 
 from raystate import ray_version
 from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
+SOURCES = {path: ast.parse(path.read_text()) for path in (REPO / "raystate").rglob("*.py")}
 PRIVATE = re.compile(r"ray\.(.*\.)?_|ray\.train\.v2\._internal|ray\.experimental\.internal_kv")
 
 
@@ -66,16 +70,53 @@ def test_our_own_missing_module_is_not_blamed_on_ray():
         import no_such_module  # noqa: F401  # pyright: ignore[reportMissingImports]
 
 
-def test_internals_are_imported_where_the_error_is_clear():
-    """In raystate.train, whose __init__ is guarded as a whole, or inside `with ray_internals()`."""
-    for path in (REPO / "raystate").rglob("*.py"):
-        if path.parent.name == "train":
-            continue
-        tree = ast.parse(path.read_text())
-        guards = [node for node in ast.walk(tree) if isinstance(node, ast.With) and "ray_internals" in ast.unparse(node.items[0])]
-        guarded = {id(node) for guard in guards for node in ast.walk(guard)}
-        for node in ast.walk(tree):
-            names = [f"{node.module}.{one.name}" for one in node.names] if isinstance(node, ast.ImportFrom) else []
-            names += [one.name for one in node.names] if isinstance(node, ast.Import) else []
-            private = [name for name in names if PRIVATE.match(name)]
-            assert not private or id(node) in guarded, f"{path.relative_to(REPO)}: {private}"
+RAYS = {path: ast.parse((REPO / path).read_text()) for path in ("raystate/actors/rays.py", "raystate/train/rays.py")}
+# Beside what each is for, and the test that notices when it changes.
+JAX = {
+    "raystate/arrays/placing.py",  # tests/model/test_weak_types.py
+    "raystate/compat/flax_several.py",  # tests/compat/test_several.py
+    "raystate/compilation/jax_cache.py",  # tests/compilation/test_jax_internals.py
+}
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(full name, name here) of each import."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((f"{node.module}.{one.name}", one.asname or one.name) for one in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((one.name, one.asname or one.name) for one in node.names)
+
+
+def test_internals_are_imported_in_one_place_where_the_error_is_clear():
+    """`raystate.train` is guarded as a whole; the other place is the one module of `raystate.actors`."""
+    names = [(str(path.relative_to(REPO)), name) for path, tree in SOURCES.items() for name, _ in imported(tree)]
+    assert {path for path, name in names if PRIVATE.match(name)} == set(RAYS)
+    assert "with ray_internals()" in ast.unparse(RAYS["raystate/actors/rays.py"])
+    assert {path for path, name in names if re.match(r"jax(lib)?\.(.*\.)?_", name)} == JAX
+
+
+@pytest.mark.parametrize("place", RAYS)
+def test_this_ray_has_all_that_is_used_of_its_internals(place: str):
+    module = place.removesuffix(".py").replace("/", ".")
+    used: set[str] = set()
+    for tree in SOURCES.values():
+        ours = {here for name, here in imported(tree) if name.rpartition(".")[0] == module}
+        attributes = [ast.unparse(node).split(".") for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        used |= {f"{first}.{second}" for first, second, *_ in attributes if first in ours}
+    assert len(used) > 5
+    there = importlib.import_module(module)
+    lacking = [one for one in sorted(used) if not hasattr(getattr(there, one.partition(".")[0]), one.partition(".")[2])]
+    assert not lacking
+
+
+def test_rays_settings_have_their_names():
+    from ray.train.v2._internal import constants
+
+    from raystate.actors.whose_ray import ray_folder
+    from raystate.train import bundles, callback
+
+    assert callback.POLL_INTERVAL == constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR
+    assert bundles.START_TIMEOUT == constants.WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
+    assert bundles.RAYS_START_TIMEOUT_S == constants.DEFAULT_WORKER_GROUP_START_TIMEOUT_S
+    assert str(ray_folder()) == get_default_ray_temp_dir()
