@@ -14,7 +14,7 @@ from ray.util import list_named_actors
 from raystate.core.formats.messages import HostId
 
 NAMESPACE = "raystate"
-PROTOCOL = 15  # of the messages between trainers, HostActors and Coordinator
+PROTOCOL = 16  # of the messages between trainers, HostActors and Coordinator
 
 
 def coordinator_name(run_hash: str) -> str:

@@ -194,6 +194,7 @@ class Restoring:
                 damaged=isinstance(problem, CorruptCheckpointError | StepNotFoundError),
                 tier=restored.tier if restored is not None else "init",
                 mistaken=mistaken,
+                want=wanted.step,
                 rollback=wanted.rollback,
                 word=session.number,
             ),

@@ -260,7 +260,7 @@ class CoordinatorLoop:
         except queue.Empty:
             return busy
         if event is not None and not self._ended.is_set():
-            self._handle(event)
+            self._handle(event, more=not self._events.empty())
         return True
 
     def _claim_or_rest(self, timeout_s: float) -> bool:
@@ -297,25 +297,25 @@ class CoordinatorLoop:
         self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=dead))
         self._storing.prepare(entry)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event, *, more: bool = False) -> None:
         now_s = self._clock()
         if self.machine.held_by and now_s >= self._look_s:
             self._look_s = now_s + LOOK_FOR_DEAD_S
             self._storing.look_for_dead()
         self.ledger.observe(event, now_s)
         self._long_waits.observe(event, now_s)
-        for command in self._decide(event, now_s):
+        for command in self._decide(event, now_s, more):
             self.ledger.observe(command, now_s)
             self._long_waits.observe(command, now_s)
             self._execute(command)
 
-    def _decide(self, event: Event, now_s: float) -> Sequence[Command]:
+    def _decide(self, event: Event, now_s: float, more: bool) -> Sequence[Command]:
         commands: Sequence[Command] = ()
         try:
-            commands = self.machine.handle(event, now_s)
+            commands = self.machine.handle(event, now_s, more=more)
         finally:  # an event that the machine could not take is the one that is looked for
             if self._recorder is not None:
-                self._recorder.record(event, commands, now_s)
+                self._recorder.record(event, commands, now_s, more=more)
         return commands
 
     def _execute(self, command: Command) -> None:

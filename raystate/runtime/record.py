@@ -26,7 +26,7 @@ from raystate.runtime.record_codec import UnknownMessageError, decode, encode
 
 logger = logging.getLogger("raystate.coordinator")
 
-FORMAT = 1
+FORMAT = 2
 PART_BYTES = 2 << 20  # of a file before it is compressed, to about a tenth
 TOTAL_BYTES = 6 << 20  # of all files of a run, on one node
 MOST_WAITING = 20_000  # records that wait to be written; more are left out
@@ -44,6 +44,7 @@ class Record:
         now_s: what the machine was given.
         event: what had happened.
         commands: what the machine made of it.
+        more: the next event was part of the same batch.
     """
 
     attempt: int
@@ -52,6 +53,7 @@ class Record:
     now_s: float
     event: Event
     commands: tuple[Command, ...]
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="raystate-record", daemon=True)
         self._thread.start()
 
-    def record(self, event: Event, commands: Sequence[Command], now_s: float) -> None:
+    def record(self, event: Event, commands: Sequence[Command], now_s: float, *, more: bool = False) -> None:
         """Called on the machine's thread: it only hands the values over, which never change."""
         number, self._count = self._count, self._count + 1
         if self._off or self._waiting.qsize() >= MOST_WAITING:
@@ -115,6 +117,7 @@ class Recorder:
                 now_s=now_s,
                 event=event,
                 commands=tuple(commands),
+                more=more,
             )
         )
 
@@ -198,6 +201,7 @@ def _line(record: Record) -> bytes:
         "now_s": record.now_s,
         "event": encode(record.event),
         "commands": encode(record.commands),
+        **({"more": True} if record.more else {}),
     }
     return json.dumps(raw, separators=(",", ":")).encode() + b"\n"
 
@@ -274,6 +278,7 @@ def _parse(attempt: int, raw: dict[str, Any]) -> Record:
         now_s=raw["now_s"],
         event=decode(raw["event"]),
         commands=decode(raw["commands"]),
+        more=raw.get("more", False),
     )
 
 
@@ -291,4 +296,4 @@ def replay(attempt: AttemptRecord) -> Iterator[tuple[Record, tuple[Command, ...]
         if record.number != number:
             missing = f"event {number} of attempt {attempt.attempt} is not in the record any more"
             raise RaystateError(f"it can't be replayed: {missing}")
-        yield record, tuple(machine.handle(record.event, record.now_s)), machine
+        yield record, tuple(machine.handle(record.event, record.now_s, more=record.more)), machine

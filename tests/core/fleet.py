@@ -69,14 +69,21 @@ class Fleet:
         self.number = 0
         self.asks = 0
         self.said: list[Any] = []
-        self.send(Claimed(entry=claim_entry(None, "w", "r")))
+        self._next: Event | None = Claimed(entry=claim_entry(None, "w", "r"))
 
     # ---------------------------------------------------------------- events
 
     def send(self, event: Event) -> None:
-        self.now_s += 1e-4
-        for command in self.core.handle(event, self.now_s):
-            self._obey(command)
+        """With the next event, or the end of the batch."""
+        self._pass_on(more=True)
+        self._next = event
+
+    def _pass_on(self, *, more: bool) -> None:
+        event, self._next = self._next, None
+        if event is not None:
+            self.now_s += 1e-4
+            for command in self.core.handle(event, self.now_s, more=more):
+                self._obey(command)
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, Advise):
@@ -100,6 +107,7 @@ class Fleet:
 
     def settle(self) -> None:
         """Answers, and the reports that say which advice has come, until nothing is left."""
+        self._pass_on(more=False)
         while self.later or self.dirty:
             waiting, self.later = self.later, []
             for event in waiting:
@@ -108,6 +116,7 @@ class Fleet:
             for host in told:
                 self.report(host)
             self.send(Tick())
+            self._pass_on(more=False)
 
     def report(self, host: int) -> None:
         self.seq[host] += 1

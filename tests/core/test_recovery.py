@@ -339,6 +339,18 @@ def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
     assert [choice.step for choice in driver.replies(RestoreChoice)] == [3, 3]
 
 
+def test_a_step_that_is_gone_by_the_next_attempt_is_not_replaced_by_the_newest():
+    """Schedule 7941: an earlier Coordinator, which had been superseded, chose the step that was asked for; it was retired meanwhile."""
+    driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a",))
+    driver.world, driver.lineage, driver.place = 1, "1.1.x", {0: "a"}
+    driver.word(0, -1)
+    gone = RestoreTried(
+        ask=driver.ask(), lineage="1.1.x", rank=0, step=2, want=2, begins="1.9.x", ok=False, error="not there", word=1
+    )
+    driver.send(gone)
+    assert [(one.error, one.details["step"]) for one in driver.replies(Failure)] == [("StepNotFoundError", 2)]
+
+
 def test_a_restore_begun_under_an_earlier_attempt_goes_on():
     driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a", "b"))
     driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}

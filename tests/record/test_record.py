@@ -121,10 +121,11 @@ def test_a_simulated_run_is_decided_again_in_the_same_way(seed: int, monkeypatch
     heard: dict[int, tuple[Coordinator, list[Record]]] = {}
     handle = Coordinator.handle
 
-    def listen(machine: Coordinator, event: Event, now_s: float) -> list[Command]:
-        commands = handle(machine, event, now_s)
+    def listen(machine: Coordinator, event: Event, now_s: float, *, more: bool = False) -> list[Command]:
+        commands = handle(machine, event, now_s, more=more)
         _, records = heard.setdefault(id(machine), (machine, []))
-        records.append(Record(attempt=0, number=len(records), time_s=0.0, now_s=now_s, event=event, commands=tuple(commands)))
+        said = {"now_s": now_s, "event": event, "commands": tuple(commands), "more": more}
+        records.append(Record(attempt=0, number=len(records), time_s=0.0, **said))
         return commands
 
     with monkeypatch.context() as patch:

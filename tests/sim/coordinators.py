@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 TICK_S = 2.5
+BATCHED = 0.1  # of the events come just before another one
 KEPT = 2  # steps that retention keeps
 
 
@@ -96,7 +97,9 @@ class CoordinatorProc(Proc):
     def feed(self, event: Any) -> None:
         if not self.alive:
             return
-        for command in self.core.handle(event, self.world.now_s - self.born_s):
+        if more := event is not _TICK and self.world.random() < BATCHED:
+            self.world.on(self, 0.1 * self.world.random(), self.feed, _TICK)
+        for command in self.core.handle(event, self.world.now_s - self.born_s, more=more):
             kind = type(command)
             if isinstance(command, Log):
                 if command.text.startswith(NO_REST):

@@ -276,6 +276,7 @@ class TrainerProc(Proc):
                 begins=begins,
                 ok=ok,
                 error=error,
+                want=self.want,
                 rollback=self.rollback,
                 word=number,
             )

@@ -116,7 +116,6 @@ class Agreement:
             self._stop = _Stop(event, agree_until_s, now_s + within_s)
             when = "" if event.within_s is None else f", within {within_s:.1f} s"
             self.desk.log("info", f"stop asked{when}: {event.reason}")
-            self.desk.stir = True
 
     def _forget_stop_of_others(self, group: Group | None) -> None:
         stop = self._stop
@@ -294,7 +293,6 @@ class Agreement:
             common = proposal.step if agreed and proposal is not None else None
             if common is None or group is None or any(seen.newest_step < common for seen in group.seen.values()):
                 self._last_stable_wanted = True
-                self.desk.stir = True
             if common is None:
                 stop.agree_until_s = self._until_s = now_s + (stop.gone_s - now_s) * TO_AGREE
         if now_s >= stop.gone_s or (was_late and not (agreed or self.saves.jobs or self.journal.publishing)):
@@ -305,7 +303,6 @@ class Agreement:
     def _give_up_stop(self, stop: _Stop, proposal: Proposal | None) -> str:
         """Forget it. Returns why it did not work."""
         self._stop = None
-        self.desk.stir = True
         if proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed":
             return f"it should have stopped at step {proposal.step}, and still runs when it has to be gone: {stop.asked.reason}"
         why = "not all ranks train yet"

@@ -107,7 +107,6 @@ class Copying:
     def look_again(self) -> None:
         """Hosts came, went, or can't do what they could."""
         self._changed = True
-        self.desk.stir = True
 
     def has_changed(self) -> bool:
         """Whether snapshots may have enough copies now that had not, although no report told of a copy."""
@@ -231,7 +230,6 @@ class Copying:
                 f"hosts {named(late)} have no copies of step {snap.step} after {now_s - self._since_s:.1f} s: snapshots count without "
                 f"them until they do, and the loss of a host may cost what they would have had",
             )
-        self.desk.stir = self.desk.stir or self._changed
 
     def _may_lose_one(self) -> bool:
         """Whether a host has been silent, and is soon heard or down. Until then no snapshot with

@@ -37,7 +37,6 @@ class Deletes:
             # Every process of a loop that deletes asks; the first one's call does it.
             self._logged.add(event.ask)
             self._waiting.append((event, self._desk.now_s))
-            self._desk.stir = True
             return
         why = self._journal.refuse_retire(step)
         if why is not None:
@@ -72,7 +71,6 @@ class Deletes:
             self._journal.facts.delete(gone)
         for step, _ in request.retires:
             self._logged.update(waiting.ask for waiting, _ in self._waiting if waiting.step == step)
-        self._desk.stir = True
 
     def _tries_of(self, step: int) -> SnapshotId:
         """The last call of save() for it that is known: the delete takes what that had promised, and what a later one promises is saved
@@ -109,8 +107,3 @@ class Deletes:
                 continue
             self._logged.discard(event.ask)
         self._waiting = left
-
-    def tick(self) -> None:
-        """Look at the deadlines of those who wait."""
-        if self._waiting:
-            self._desk.stir = True

@@ -21,16 +21,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Desk:
-    """One event's worth of output, and the replies given so far.
-
-    A part sets `stir` if it has changed something that another part may be waiting for; the
-    Coordinator then lets all of them look.
-    """
+    """One event's worth of output, and the replies given so far."""
 
     settings: Settings
     now_s: float = 0.0
     out: list[Command] = field(default_factory=list[Command])
-    stir: bool = False
     attempt: int = 0
     replies: dict[Ask, Reply] = field(default_factory=dict[Ask, Reply])
     ranks: int = 1  # of the newest group

@@ -43,7 +43,6 @@ class Discards:
         self._told_s = {}
         for view in self._memory.views:
             self.tell(view)
-        self._desk.stir = True
 
     def first_undone(self) -> HostView | None:
         """A host that has not yet discarded what the newest choice gives up. A host that is down is
@@ -70,4 +69,3 @@ class Discards:
         view = self._memory.hosts.get(event.host)
         if view is not None:
             self._memory.discarded(view, (event.attempt, event.seq))
-            self._desk.stir = True

@@ -187,10 +187,9 @@ class Joins:
         desk.log("info", f"{all_have(self._world)} joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
         for ask in barrier.everybody():
             desk.answer(ask, self._reply)
-        desk.stir = True
 
-    def tick(self) -> None:
-        """Refuse those who wait for ranks that don't come."""
+    def turn(self) -> None:
+        """Refuse those who wait too long for ranks that don't come."""
         barrier = self._barrier
         if barrier is None or not barrier.asks:
             return
@@ -245,7 +244,6 @@ class Joins:
         world, hosts = (old.world, old.hosts) if old is not None and same else (None, {})
         self.group = Group(lineage, world, hosts, self.desk.now_s, adopted=True)
         self.desk.log("info", f"adopted lineage {lineage}, started by an earlier attempt")
-        self.desk.stir = True
 
     def next_lineage(self) -> str:
         """A name for the one in which the present worker group goes on after its restore.
@@ -262,7 +260,6 @@ class Joins:
         old = self.group
         assert old is not None
         self.group = Group(lineage, old.world, old.hosts, self.desk.now_s, adopted=False)
-        self.desk.stir = True
         return self.group
 
     # ---------------------------------------------------------------- what the hosts see
@@ -356,7 +353,6 @@ class Joins:
             # The host of the dead rank may have other ranks of the group.
             if host != spare or sum(1 for one in group.hosts.values() if one == host) > 1:
                 self._tell_end(host, group.lineage, why, announced=announced)
-        self.desk.stir = True
 
     def where(self, ranks: list[int]) -> str:
         """These ranks with their hosts, for messages."""

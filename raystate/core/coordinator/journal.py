@@ -188,13 +188,11 @@ class Journal:
         self.desk.log("warning", text)
         if is_told and self.troubles[-1:] != [text]:
             self.troubles = [*self.troubles[-4:], text]
-        self.desk.stir = True
 
     def attempt_dead(self, event: AttemptDead) -> None:
         """The process of an older attempt is gone: it carries nothing out any more."""
         if event.attempt < self.desk.attempt and event.attempt not in self.dead:
             self.dead.add(event.attempt)
-            self.desk.stir = True
 
     # ---------------------------------------------------------------- writing entries
 
@@ -207,7 +205,6 @@ class Journal:
     def request(self, request: Request) -> None:
         """Write an entry as soon as the one before it is known; its editor says then what it changes, and hears when it is there."""
         self._requests.append(request)
-        self.desk.stir = True
 
     def close(self, why: str) -> None:
         """Write an entry that closes what is carried out."""
@@ -225,6 +222,7 @@ class Journal:
     def turn(self) -> None:
         """Order what can be carried out now, and write the next entry if none is in flight."""
         desk = self.desk
+        self._close_in_time()
         if self._work:
             publishing = bool(self.publishing)
             for work in self._work.values():
@@ -270,10 +268,8 @@ class Journal:
         (test_saves.test_retention_retires_after_the_newer_one_is_visible)"""
         return publishing and intent.kind == "retire"
 
-    def tick(self) -> None:
-        """Try again what is due, and close carried-out intents when nothing else is logged for a while."""
-        if self._resend_s is not None or any(not one.busy for one in self._work.values()):
-            self.desk.stir = True
+    def _close_in_time(self) -> None:
+        """Close carried-out intents when nothing else is logged for a while."""
         if not self.busy and not self.working and self.desk.now_s - self.changed_s >= CLOSE_AFTER_S and self.closable:
             self.close("nothing else to log")
 
@@ -298,7 +294,6 @@ class Journal:
                 return
             if tail.seq < flight.seq:
                 self._resend_s = self.desk.now_s
-                self.desk.stir = True
                 return
         request, self._flight, self._flight_of = self._flight_of, None, None
         assert request is not None
@@ -331,7 +326,6 @@ class Journal:
                 f"{where}: log entry {flight.seq} belongs to attempt {attempt}, this is attempt {mine}, so it is another run's log"
             )
         self.superseded = Superseded(by_attempt=attempt, reason=text, by_stranger=stranger)
-        self.desk.stir = True
 
     def _arrived(self, entry: LogEntry) -> None:
         self.tail = entry
@@ -352,7 +346,6 @@ class Journal:
         self.live = {one.step: one for one in tail.live}
         self.newest = max(self.live, default=-1)
         self.changed_s = self.desk.now_s
-        self.desk.stir = True
 
     # ---------------------------------------------------------------- carrying out
 
@@ -375,7 +368,6 @@ class Journal:
         if not work.pinned:
             self.desk.log("info", f"step {event.step} is removed when it is no longer pinned ({event.pinned})")
         work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + LAST_RETRY_S
-        self.desk.stir = True
 
     def _begun(self, kind: str, step: int) -> _Work | None:
         """What the shell has been told to carry out and has not answered."""

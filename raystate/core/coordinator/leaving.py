@@ -59,7 +59,6 @@ class Leaving:
         self._speaker: tuple[int, int] | None = None  # (rank, word) of a failed trainer that has asked for the release
         self._last: SnapshotId | None = None  # becomes durable
         self._tried_again = False
-        self._awaits_host = False
         self._unheard = Lookout()
         self._why = ""
         self._since_s = 0.0
@@ -102,7 +101,6 @@ class Leaving:
             self.saves.copy_broke(key, event.rank, why)
         if event.last is not None:
             self._last = event.last if self._last is None else max(self._last, event.last, key=lambda key: key.order)
-        self.desk.stir = True
 
     def release_asked(self, event: ReleaseAsked) -> None:
         """The driver, or a trainer that has failed, ends the run without asking the ranks."""
@@ -111,7 +109,6 @@ class Leaving:
                 self._refuse("StaleAttemptError", f"the run is being released: {event.reason}")
             self._release(event.reason, event)
         self._asks.add(-1, event.ask)
-        self.desk.stir = True
 
     def _release(self, why: str, event: ReleaseAsked | None = None) -> None:
         """No rank trains any more: ask the hosts what they hold; the newest step becomes
@@ -124,14 +121,12 @@ class Leaving:
         self._group = None
         self._why = why
         self._inquiry.begin()
-        self.desk.stir = True
 
     def _open(self, phase: Phase) -> None:
         self.phase = phase
         self._left = {}
         self._last = None
         self._tried_again = False
-        self._awaits_host = False
         self._since_s = self.desk.now_s
 
     def _refuse(self, error: str, message: str, **details: object) -> None:
@@ -171,7 +166,11 @@ class Leaving:
         return tuple(of_step(step, why) for step, why in sorted(texts.items()))
 
     def turn(self) -> None:
-        """Go on as far as what is known allows."""
+        """Go on as far as what is known and the time allow."""
+        self._go_on()
+        self._look_at_deadlines()
+
+    def _go_on(self) -> None:
         if self.agreement.take_last_stable_wanted():
             for snap in self.memory.candidates()[:1]:
                 if snap.step > self.journal.durable_step:
@@ -241,8 +240,7 @@ class Leaving:
             if key is None:
                 # The rest of it may come with a host that is away, or has just started anew.
                 # (test_ending.test_a_close_waits_for_the_host_that_has_the_rest_of_the_last_step)
-                self._awaits_host = self.saves.absence.may_bring_more()
-                if not self._awaits_host:
+                if not self.saves.absence.may_bring_more():
                     self._fall_back(group, last)
                 return False
             if not self._tried_again:
@@ -268,7 +266,6 @@ class Leaving:
         step = step_text(self.journal.durable_step)
         self.desk.log("error", f"the run ends without step {last.step}: {mistake}; newest durable step: {step}")
         self._last = None
-        self.desk.stir = True
 
     def _is_durable(self, last: SnapshotId) -> bool:
         """It was restored from storage, or has been saved (and perhaps retired since)."""
@@ -295,7 +292,6 @@ class Leaving:
         step = newest.step if newest is not None else self.journal.durable_step
         self.desk.log("warning", f"step {last.step} was not staged on all ranks: the run ends with step {step_text(step)}")
         self._last = newest
-        self.desk.stir = True
 
     def _finish(self) -> None:
         self.phase = "finished"
@@ -315,8 +311,8 @@ class Leaving:
 
     # ---------------------------------------------------------------- time
 
-    def tick(self) -> None:
-        """Act on the deadlines of the present phase, and release a run without trainers."""
+    def _look_at_deadlines(self) -> None:
+        """Of the present phase; a run without trainers is released."""
         now_s, settings = self.desk.now_s, self.desk.settings
         waited_s = now_s - self._since_s
         group = self._group
@@ -333,8 +329,6 @@ class Leaving:
             self._stop_hearing(group, waited_s)
         elif self.phase == "saving" and waited_s >= settings.save_timeout_s:
             self._stop_saving(waited_s)
-        elif self.phase == "saving":
-            self.desk.stir |= self._awaits_host
         elif self.phase == "closing" and waited_s >= settings.barrier_timeout_s:
             # The log has the removals that are not carried out: the next start finishes them.
             self.desk.log(
@@ -348,7 +342,6 @@ class Leaving:
                 self._release(f"no trainer for {now_s - last_s:.0f} s")
 
     def _stop_saving(self, waited_s: float) -> None:
-        self.desk.stir = True
         last, journal = self._last, self.journal
         late = [*([] if last is None or self._is_durable(last) else [last]), *self.saves.jobs]
         if not late and not journal.publishing:
@@ -370,7 +363,6 @@ class Leaving:
     def _stop_hearing(self, group: Group | None, waited_s: float) -> None:
         """Reports don't come. A release goes on with those that have; a close may not be judged on older ones."""
         why = self._unheard_of(group)
-        self.desk.stir = True
         if group is None:
             self._speaker = None
             for view in list(self.memory.views):

@@ -160,12 +160,13 @@ class Coordinator:
 
     # ---------------------------------------------------------------- the one entrance
 
-    def handle(self, event: Event, now_s: float) -> list[Command]:
+    def handle(self, event: Event, now_s: float, *, more: bool = False) -> list[Command]:
         """Take one event.
 
         Args:
             event: what has happened.
             now_s: monotonic seconds of this process; only differences matter.
+            more: another event follows at once, and the parts look after that one. A Tick ends a batch that never ended.
 
         Returns:
             What is to be done, in order. The outcome of each comes back as an event.
@@ -174,7 +175,7 @@ class Coordinator:
             InvalidTransitionError: a bug in raystate; it tells the event and the state that did not fit.
         """
         try:
-            return self._handle(event, now_s)
+            return self._handle(event, now_s, more)
         except Exception as error:
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise InvalidTransitionError(f"the Coordinator cannot take {event!r} ({text}); {self.story()}") from error
@@ -197,7 +198,7 @@ class Coordinator:
     def __repr__(self) -> str:
         return f"<Coordinator: {self.story()}>"
 
-    def _handle(self, event: Event, now_s: float) -> list[Command]:
+    def _handle(self, event: Event, now_s: float, more: bool) -> list[Command]:
         desk = self._desk
         desk.now_s = now_s
         out: list[Command] = []
@@ -212,7 +213,7 @@ class Coordinator:
                 self._early.append(event)
             return out
         self._take(event)
-        if desk.stir:
+        if not more:
             self._settle()
         return out
 
@@ -232,23 +233,24 @@ class Coordinator:
         self._handlers[type(event)](event)
 
     def _settle(self) -> None:
-        """Let every part look until nothing changes any more.
+        """Let every part look at what is known and at the time, until a round gives no command.
 
         The order, in each round: saves begin; recovery, notices and agreement go on; those that
         wait for durability or for the end are answered; the journal gives the entries that all of
         these want; advice tells the hosts. Each part reads what the parts before it have left, and
-        asks only the journal (which comes last) for entries. So most events need one round. A part
-        that changes what an earlier one waits for sets `desk.stir`, and another round follows.
+        asks only the journal (which comes last) for entries. What a round has changed without a
+        command, an earlier part sees with the next event; `Tick` comes several times a second.
         """
         desk = self._desk
         for _ in range(_MAX_ROUNDS):
-            desk.stir = False
+            given = len(desk.out)
             if self.journal.superseded is not None:
                 self._supersede(self.journal.superseded)
                 return
             if self.leaving.is_finished():
                 return
             spoken = self.joins.take_spoken()
+            self.joins.turn()
             self.saves.turn()
             self.recovery.turn()
             self.notices.turn()
@@ -260,7 +262,7 @@ class Coordinator:
             if self.leaving.is_finished():
                 return
             self.snapshots.advise()
-            if not desk.stir:
+            if len(desk.out) == given:
                 return
         desk.log("error", f"{NO_REST} after {_MAX_ROUNDS} rounds; {self.story()}")
 
@@ -280,8 +282,7 @@ class Coordinator:
         early, self._early = self._early, []
         for one in early:
             self._take(one)
-            if desk.stir:
-                self._settle()
+            self._settle()
 
     def _supersede(self, end: Superseded) -> None:
         self._end = end
@@ -339,17 +340,10 @@ class Coordinator:
 
     def _tick(self, _: Tick) -> None:
         self._give_up_waiting()
-        self.joins.tick()
-        self.notices.tick()
         self.hangs.tick()
-        self.journal.tick()
         self.snapshots.tick()
-        self.saves.tick()
-        self.recovery.tick()
         self.agreement.tick()
         self.promises.tick()
-        self.deletes.tick()
-        self.leaving.tick()
 
 
 def _stale(end: Superseded) -> Failure:

@@ -49,15 +49,13 @@ class Notices:
             self.desk.log("debug", f"host {event.host} goes away within {within_s:.1f} s: {event.reason}")
         if known is None or until_s < known.until_s - EARLIER_S:
             self._ends[event.host] = _End(until_s, event.reason)
-            self.desk.stir = True
 
     def down(self, event: HostDown) -> None:
         """A host that is gone for good is not to go away any more."""
         if event.gone:
             self._ends.pop(event.host, None)
 
-    def tick(self) -> None:
-        """Forget those who should have gone long ago."""
+    def _forget_overdue(self) -> None:
         for host, end in [(host, end) for host, end in self._ends.items() if self.desk.now_s - end.until_s >= OVERDUE_S]:
             view = self.joins.memory.hosts.get(host)
             if view is not None and view.up:
@@ -68,7 +66,9 @@ class Notices:
         """Ask the present group, if it has ranks on such a host and has not been asked because of that one.
 
         After a host's end only a group is asked that runs there since before: the next one may have been started because it stays.
+        A host that should have gone long ago is forgotten.
         """
+        self._forget_overdue()
         group = self.joins.group
         if not self._ends or group is None or not group.alive:
             return

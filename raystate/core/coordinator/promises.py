@@ -88,7 +88,6 @@ class Promises:
             if event.ask not in self._waiting:  # who asks again, because the answer may be lost, waits no longer
                 self._waiting[event.ask] = (event, self._desk.now_s)
                 self._new.append(event.ask)
-            self._desk.stir = True
 
     def turn(self, spoken: Collection[int]) -> None:
         """Answer those whose promises are all settled, whose group is gone, or who have waited long enough. `spoken`: ranks."""
@@ -160,8 +159,7 @@ class Promises:
 
     def tick(self) -> None:
         """Look once at each promise that somebody waits for, and at the deadlines."""
-        if self._waiting:
-            self._ticked = self._desk.stir = True
+        self._ticked = True
 
     # ---------------------------------------------------------------- what became of them
 

@@ -101,7 +101,6 @@ class Restores:
             self.desk.answer(event.ask, self._choice)
             return
         self._wishes.asked(event, group)
-        self.desk.stir = True
 
     def tried(self, event: RestoreTried) -> None:
         """A rank tells how its restore went, and waits for the outcome."""
@@ -116,7 +115,6 @@ class Restores:
             if not asking:
                 self._begin(group)
             self._wishes.resume(event)
-            self.desk.stir = True
             return
         if self.phase != "trying" or choice is None or not self._is_for(group):
             self.desk.fail(
@@ -144,7 +142,6 @@ class Restores:
             return
         self._wishes.add(event.rank, event.ask)
         self._tried[event.rank] = event
-        self.desk.stir = True
 
     # ---------------------------------------------------------------- progress
 
@@ -174,12 +171,17 @@ class Restores:
         if self._group is not None:
             self._group.restoring = phase == "trying"
         self._since_s = self.desk.now_s
-        self.desk.stir = True
 
     def turn(self) -> None:
-        """Go on as far as what is known allows."""
-        if self.phase == "idle":
-            return
+        """Go on as far as what is known and the time allow."""
+        phase = ""
+        while self.phase not in (phase, "idle"):
+            phase = self.phase
+            self._go_through()
+        if self.phase != "idle":
+            self._look_at_deadlines()
+
+    def _go_through(self) -> None:
         group, present = self._group, self.joins.group
         assert group is not None
         if present is not None and present.nonce == group.nonce:
@@ -360,10 +362,7 @@ class Restores:
 
     # ---------------------------------------------------------------- deadlines
 
-    def tick(self) -> None:
-        """Act on the deadlines of the present phase."""
-        if self.phase == "idle":
-            return
+    def _look_at_deadlines(self) -> None:
         group = self._group
         assert group is not None
         settings, waited_s = self.desk.settings, self.desk.now_s - self._since_s
@@ -382,7 +381,6 @@ class Restores:
         elif self.phase == "discarding" and waited_s >= settings.host_timeout_s:
             while (view := self.discards.first_undone()) is not None:
                 self.snapshots.give_up_on(view.host, f"it has not discarded what the restore gives up within {waited_s:.1f} s")
-            self.desk.stir = True
         elif self.phase == "trying" and waited_s >= settings.restore_timeout_s:
             missing = [rank for rank in range(group.world or 0) if rank not in self._tried]
             message = f"{self.joins.where(missing)} did not finish restoring within {waited_s:.1f} s"
@@ -390,7 +388,6 @@ class Restores:
 
     def _tick_looking(self, group: Group, waited_s: float) -> None:
         settings = self.desk.settings
-        self.desk.stir = True
         if waited_s >= settings.host_timeout_s:
             self._inquiry.give_up_late(group, waited_s)
         asked_s = waited_s if self._rolls_back else self.desk.now_s - self._inquiry.began_s

@@ -69,7 +69,6 @@ class Saves:
         self.jobs[key] = Job(key, why, snap is not None and snap.promised, due_s=self.desk.now_s, next_s=self.desk.now_s)
         if key.step in self.journal.live:
             self._give_up(key, self._other_bytes(key))
-        self.desk.stir = True
 
     def _is_kept(self, key: SnapshotId) -> bool:
         """Whether a step that is durable, or was, keeps its promise: a try of it, see `_lineages`. One that the user has deleted keeps
@@ -170,13 +169,16 @@ class Saves:
     # ---------------------------------------------------------------- running
 
     def turn(self) -> None:
-        """Begin the next save if none is running, and give up those that can't be made any more."""
+        """Begin the next save if none is running, and give up those that can't be made any more, or not in time."""
+        self._go_on()
+        self._look_at_deadlines()
+
+    def _go_on(self) -> None:
         self._drop_gone()
         if self._kept is not None and not self.journal.publishing and not self.journal.busy:
             self._retire_the_rest()
         for key in [key for key, job in self.jobs.items() if job.phase == "queued" and self._is_kept(key)]:
             del self.jobs[key]  # another try of its step is durable
-            self.desk.stir = True
         if self.running is not None or not self.jobs:
             return
         now_s = self.desk.now_s
@@ -218,7 +220,6 @@ class Saves:
         self.running = job
         desk.log("debug", f"save {save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.orders)} hosts")
         desk.out.extend(job.orders)
-        desk.stir = True
 
     def written(self, event: Written) -> None:
         """A host has written its pieces, or could not."""
@@ -318,7 +319,6 @@ class Saves:
         self._kept = job.kept
         self.jobs.pop(job.key, None)
         self.running = None
-        self.desk.stir = True
 
     # ---------------------------------------------------------------- going wrong
 
@@ -328,8 +328,8 @@ class Saves:
         if job is not None and job.phase == "writing" and host in job.waiting:
             self._fail(job, f"host {host} is gone: {why}", of_storage=False, counts=False)
 
-    def tick(self) -> None:
-        """Act on deadlines, and repeat orders whose answer may be lost."""
+    def _look_at_deadlines(self) -> None:
+        """Orders whose answer may be lost are repeated, too."""
         now_s, limit_s = self.desk.now_s, self.desk.settings.save_timeout_s
         self.pace.look(self.jobs, job := self.running, is_first=not self.has_saved)
         if job is not None:
@@ -346,8 +346,6 @@ class Saves:
                 self._fail(job, f"{what} within {waited_s:.1f} s", of_storage=True)
             return
         for key, queued in list(self.jobs.items()):
-            if queued.next_s <= now_s:
-                self.desk.stir = True
             if now_s - queued.due_s >= limit_s and self.memory.complete(key) is None:
                 self._give_up(key, f"{self.joins.missing_text(key)} after {now_s - queued.due_s:.1f} s")
 
@@ -355,7 +353,6 @@ class Saves:
         """Before the commit entry: the save's objects are garbage. `counts`: the try does."""
         self.desk.out.append(Discard(save=job.save, step=job.key.step))
         self.running = None
-        self.desk.stir = True
         text = f"save {job.save} of step {job.key.step} failed (try {job.tries} of {MAX_TRIES}): {why}"
         if counts and job.tries >= MAX_TRIES:
             self._give_up(job.key, text, of_storage=of_storage)

@@ -102,7 +102,6 @@ class Snapshots:
             self.saves.absence.came(view.host)
             self.memory.place(view, ())
             self._unadvised.append(view)
-            self.desk.stir = True
         return new is not None
 
     def _rise(self, view: HostView) -> None:
@@ -111,7 +110,6 @@ class Snapshots:
             self.desk.log("info", f"host {view.host} is back")
             self.saves.absence.came(view.host)
             self.copying.look_again()
-            self.desk.stir = True
 
     def host_down(self, event: HostDown) -> None:
         """A HostActor has died, perhaps with its whole node."""
@@ -153,8 +151,6 @@ class Snapshots:
             return
         self._rise(view)
         self.saves.absence.heard(view.host)
-        first = view.reported_s is None
-        trainers, was_fresh = view.trainers, self._is_fresh(view)
         no_copies = None if view.domain is None else view.no_copies
         touched = memory.take(view, summary, self.desk.now_s)
         moved = self.joins.observe(view)
@@ -163,8 +159,6 @@ class Snapshots:
         if self.gathering:
             self.gathering.discard(summary.host)
             self.copying.look_again()
-        if first or moved or touched or self.inheriting or trainers != view.trainers or was_fresh != self._is_fresh(view):
-            self.desk.stir = True
         group = self.joins.group
         if group is not None and group.lineage != self._lineage:
             self._follow()
@@ -179,7 +173,6 @@ class Snapshots:
             if self.desk.now_s - view.sent_s >= RESEND_S:
                 view.tell_again()
                 self._unadvised.append(view)
-                self.desk.stir = True
         # A host that was away when the others discarded hears of it before its pieces count again.
         # (test_recovery.test_what_a_restore_gave_up_is_not_believed_when_a_host_comes_back)
         self._discards.tell(view)
@@ -252,7 +245,6 @@ class Snapshots:
         assert group is not None
         step = key.step
         self.dead.add(key.place)
-        self.desk.stir = True
         why = f"rank {rank} (host {view.host}) skipped step {step}"
         self.desk.log("debug", why)
         snap = self.memory.snaps.get(key)
@@ -271,7 +263,6 @@ class Snapshots:
         self.interval = interval
         self._mark = -1 if group is None else group.newest
         self._calm = 0
-        self.desk.stir = True
         every = interval * max(1, self.desk.settings.snapshot_every_steps)
         self.desk.log("info", f"a snapshot every {f'{every} steps' if every > 1 else 'step'} from now: {why}")
 
@@ -283,12 +274,10 @@ class Snapshots:
         self.inheriting = inheriting
         if proposal != self.proposal:
             self.proposal = proposal
-            self.desk.stir = True
 
     def fail(self, failure: Failure) -> None:
         """The present lineage cannot go on: each trainer's next save() raises this."""
         self.failure = failure
-        self.desk.stir = True
 
     def keep(self) -> tuple[SnapshotId, ...]:
         """What must not be overwritten although another lineage is the current one."""
@@ -386,6 +375,5 @@ class Snapshots:
         if self.gathering and now_s >= self.gather_until_s:
             self.desk.log("warning", f"hosts {named(sorted(self.gathering))} have not reported; going on without them")
             self.gathering = set()
-            self.desk.stir = True
         if self.failure is None and (failure := self._laggards.look()) is not None:
             self.fail(failure)

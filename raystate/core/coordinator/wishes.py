@@ -19,7 +19,6 @@ class Wishes(Barrier):
     _waiting: dict[int, int] = field(default_factory=dict[int, int])
     _resumed: int = -1  # the step that an earlier attempt had chosen for this group
     _resumed_in: str = ""  # the lineage in which that restore was asked for
-    _resumed_rollback: bool = False
     _asked_in: str = ""  # newest lineage that a rank has asked from
     _lineages: dict[int, str] = field(default_factory=dict[int, str])  # rank -> the one it has asked from
 
@@ -38,7 +37,7 @@ class Wishes(Barrier):
         """A rank tells how the choice of an earlier attempt went, and waits for the outcome."""
         self._resumed_in = max(self._resumed_in, event.lineage, key=lineage_order)
         self._resumed = event.step if event.ok and event.step >= 0 else self._resumed
-        self._resumed_rollback = self._resumed_rollback or event.rollback
+        self._wishes[event.rank] = (event.want, event.rollback)
         self.add(event.rank, event.ask)
         self._lineages[event.rank] = event.lineage
         self._words[event.rank] = 0  # it has written none since it asked
@@ -70,14 +69,11 @@ class Wishes(Barrier):
         """Whether the rank wants something else than it did, or than the others do: it asks for a restore after this one."""
         if event.word < self.word(event.rank):
             return False  # it is older than what is known
-        asked = (event.step, event.rollback)
-        if self._wishes:
-            return asked != next(iter(self._wishes.values()))
-        return event.step is not None and asked != (self._resumed, self._resumed_rollback)
+        return bool(self._wishes) and (event.step, event.rollback) != next(iter(self._wishes.values()))
 
     def wanted(self) -> tuple[int | None, bool]:
-        """(step, rollback) that all want. Without a wish it is the step that an earlier attempt had chosen; None: the newest."""
-        step, rollback = next(iter(self._wishes.values()), (None, self._resumed_rollback))
+        """(step, rollback) that all want. Of the newest it is the one that an earlier attempt had chosen; None: the newest."""
+        step, rollback = next(iter(self._wishes.values()), (None, False))
         return (step if step is not None or self._resumed < 0 else self._resumed), rollback
 
     def lineage(self, rank: int) -> str:

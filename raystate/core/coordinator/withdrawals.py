@@ -76,4 +76,3 @@ class Withdrawals:
     def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:  # noqa: ARG002 - see journal.Editor
         """The restore that has waited for it goes on."""
         self.under_way = False
-        self._desk.stir = True

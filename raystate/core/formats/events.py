@@ -113,7 +113,7 @@ class RestoreTried:
         lineage: the one that the rank has asked from, which goes on until the restore is settled.
         mistaken: the step is fine, but the rank's reference does not fit it. The rank raises that,
             and no rank restores the step.
-        rollback: what the rank had asked for, for a Coordinator that did not hear it ask.
+        want, rollback: what the rank had asked for, for a Coordinator that did not hear it ask.
         word: number of the rank's last word; once the restore is settled it writes the next one.
     """
 
@@ -127,6 +127,7 @@ class RestoreTried:
     damaged: bool = True  # not ok: the bytes are bad (another copy or step is used); False: they could not be reached
     tier: str = ""  # where this rank got its pieces: "memory", "peer", "storage", "source" or "init"
     mistaken: bool = False
+    want: int | None = None
     rollback: bool = False
     word: int = 0
 
