@@ -666,7 +666,7 @@ class Player:
         stored = self._agreed(key, begin)
         self.ahead = {one for one in stored if one > step}
         safe = self.manager._pipeline.machine.is_safe
-        if safe and token is not None and token not in truth.published.get(step, ()):
+        if safe and token is not None and not truth.is_kept(step, token):
             raise Violation(f"step {step} counts as durable on rank {self.me}, and its token {token} never was in storage")
         self.line = Line(newest=step, token=token, promised=safe, saved=False)
         self.last_true, self.flushed = -1, False

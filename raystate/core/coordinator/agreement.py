@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +18,7 @@ from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
-from raystate.core.formats.messages import Proposal, StopAsked
+from raystate.core.formats.messages import Proposal, StopAsked, TrainerSeen
 
 IDS_PER_ATTEMPT = 1_000_000
 TO_AGREE = 0.5  # of the time until a stop: the rest is for making the step durable, or what is newest in memory
@@ -42,41 +41,6 @@ class _Stop:
     is_late: bool = False
 
 
-class _Answers:
-    """What the ranks of a group say to a proposal: each is looked at when it has spoken.
-
-    Attributes:
-        agreed: ranks.
-        refused: a rank has refused, or went past the step before it heard of it. Such a one can't say so: its next step needs the others,
-            and they wait here.
-        there: ranks that have made the step.
-    """
-
-    def __init__(self, proposal: Proposal, group: Group):
-        self._id = proposal.id
-        self._step = proposal.step
-        self._group = group
-        self.agreed: set[int] = set()
-        self.refused = False
-        self.there: set[int] = set()
-        self.hear(group.seen)
-
-    def are_to(self, proposal: Proposal, group: Group) -> bool:
-        return self._id == proposal.id and self._group is group
-
-    def hear(self, ranks: Iterable[int]) -> None:
-        for rank in ranks:
-            seen = self._group.seen.get(rank)
-            if seen is None:
-                continue
-            if seen.newest_step >= self._step:
-                self.there.add(rank)
-            if seen.ack_id == self._id and seen.ack_ok:
-                self.agreed.add(rank)
-            elif seen.ack_id == self._id or (seen.ack_id < self._id and rank in self.there):
-                self.refused = True
-
-
 class Agreement:
     """One proposal at a time: made, answered by all ranks, and confirmed or withdrawn."""
 
@@ -90,7 +54,6 @@ class Agreement:
         self._counter = 0
         self._tries = 0
         self._group: Group | None = None
-        self._answers: _Answers | None = None
         self._until_s = 0.0
         self._stop: _Stop | None = None
         self._stopping: Group | None = None  # the group that has been asked to stop
@@ -129,8 +92,8 @@ class Agreement:
 
     # ---------------------------------------------------------------- progress
 
-    def turn(self, spoken: Collection[int]) -> None:
-        """Go on as far as the ranks' answers allow, now that these have spoken."""
+    def turn(self) -> None:
+        """Go on as far as the ranks' answers allow."""
         proposal, group = self.snapshots.proposal, self.joins.group
         self._forget_stop_of_others(group)
         if group is None or not group.alive:
@@ -152,22 +115,18 @@ class Agreement:
             return
         if group.world is None:
             return
-        answers = self._answers
-        if answers is not None and answers.are_to(proposal, group):
-            answers.hear(spoken)
-        else:
-            answers = self._answers = _Answers(proposal, group)
+        words = group.seen.values()
         if proposal.state == "proposed":
             if self._stop is not None and proposal.kind == "save":
                 self._end(proposal, "a stop comes first")
-            elif answers.refused:
+            elif any(_refuses(word, proposal) for word in words):
                 self._tries += 1
                 self._propose(group, proposal.kind, proposal.reason, self._until_s)
-            elif len(answers.agreed) == group.world:
+            elif sum(word.ack_id == proposal.id for word in words) == group.world:
                 self.snapshots.propose(replace(proposal, state="confirmed"))
                 who = f"all {group.world} ranks {proposal.kind}" if group.world > 1 else f"the only rank {proposal.kind}s"
                 self.desk.log("info", f"{who} at step {proposal.step}: {proposal.reason}")
-        elif proposal.kind == "save" and len(answers.there) == group.world:
+        elif proposal.kind == "save" and sum(word.newest_step >= proposal.step for word in words) == group.world:
             self._tries = 0
             self._released = proposal.id
             self._agreed = (group.lineage, proposal.step)
@@ -331,3 +290,8 @@ class Agreement:
             self._newest_at_save = group.newest
             self._tries = 0
             self._propose(group, "save", self._why(every_s), now_s + self.desk.settings.barrier_timeout_s)
+
+
+def _refuses(word: TrainerSeen, proposal: Proposal) -> bool:
+    """A rank says no, or went past the step before it heard of it: it can't say so, since its next step needs the others, who wait."""
+    return not word.ack_ok if word.ack_id == proposal.id else word.ack_id < proposal.id and word.newest_step >= proposal.step

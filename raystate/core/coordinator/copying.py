@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from raystate.core.coordinator.desk import Desk, Lookout, named
+from raystate.core.coordinator.desk import Desk, named
 from raystate.core.coordinator.group import RESEND_S, Joins
 from raystate.core.coordinator.memory import HostView, Memory, Snap
 from raystate.core.coordinator.peers import Peers, assign_peers
@@ -40,7 +40,6 @@ class Copying:
         self._orders: dict[HostId, Copy] = {}  # the newest of each host, for the target
         self._seq = 0
         self._changed = True
-        self._unsafe = Lookout()
 
     @property
     def is_on(self) -> bool:
@@ -54,8 +53,7 @@ class Copying:
         if not self.is_on:
             return True
         self._assign()
-        ranks = range(snap.world)
-        return self._unsafe.first(ranks, lambda rank: any(map(self.is_waited_for, self._lacking(snap, rank)))) is None
+        return not any(self.is_waited_for(host) for rank in range(snap.world) for host in self._lacking(snap, rank))
 
     def is_waited_for(self, host: HostId) -> bool:
         """Whether snapshots wait for the copies that this host should keep."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -94,26 +94,6 @@ class Barrier:
     def everybody(self) -> list[Ask]:
         """All asks, by rank."""
         return [ask for rank in sorted(self.asks) for ask in self.asks[rank]]
-
-
-@dataclass(slots=True, eq=False)
-class Lookout:
-    """Finds one late item among many, beginning with the one that was late last: an event costs the same however many there are.
-
-    An item that was not late once is looked at again at the end: it may have become late.
-    """
-
-    _at: int = 0
-
-    def first(self, items: Sequence[T], is_late: Callable[[T], bool]) -> T | None:
-        """An item that is late, or None if none is."""
-        count = len(items)
-        for turn in range(count):
-            index = (self._at + turn) % count
-            if is_late(items[index]):
-                self._at = index
-                return items[index]
-        return None
 
 
 def all_have(world: int | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raystate.core.coordinator.desk import Desk, Lookout
+from raystate.core.coordinator.desk import Desk
 from raystate.core.coordinator.group import RESEND_S
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.formats.messages import HostId, Invalidate, Invalidated
@@ -20,7 +20,6 @@ class Discards:
         self._memory = memory
         self._seq = 0
         self._told_s: dict[HostId, float] = {}  # when each host was told last
-        self._undone = Lookout()
 
     def begin(self, by: str, lineage: str, step: int) -> None:
         """From now on only (lineage, <= step) counts, with what that came from, and what `by` and later lineages stage."""
@@ -48,7 +47,7 @@ class Discards:
         """A host that has not yet discarded what the newest choice gives up. A host that is down is
         told when it is back: no restore waits for it.
         (test_deadlines.test_a_host_that_does_not_discard)"""
-        return self._undone.first(self._memory.views, lambda view: view.up and not self.is_done(view))
+        return next((view for view in self._memory.views if view.up and not self.is_done(view)), None)
 
     def is_done(self, view: HostView) -> bool:
         """Whether the host has discarded what the newest choice gives up."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from raystate.core.coordinator.desk import Barrier, Desk, all_have, brief, ranks_text
@@ -92,7 +91,6 @@ class Joins:
         self._members: dict[int, Joined] = {}
         self._reply: JoinReply | None = None
         self._told_end_s: dict[tuple[HostId, str], float] = {}
-        self._spoken: dict[int, None] = {}  # ranks of whom a report has told something new
 
     # ---------------------------------------------------------------- joining
 
@@ -280,7 +278,6 @@ class Joins:
             if old is not None and one.number < old.number:
                 continue  # its word is gone with its slots, and its host goes by what it said at the door
             changed = True
-            self._spoken[one.rank] = None
             if group.world is None:
                 group.world = self.desk.ranks = one.world
             group.hosts[one.rank] = view.host
@@ -291,11 +288,6 @@ class Joins:
             if old is None or old.newest_step != one.newest_step:
                 group.moved_s[one.rank] = self.desk.now_s
         return changed
-
-    def take_spoken(self) -> Collection[int]:
-        """Ranks of whom a report has told something new since the last call."""
-        spoken, self._spoken = self._spoken, {}
-        return spoken.keys()
 
     def _group_of(self, view: HostView, one: TrainerSeen) -> Group | None:
         """The present group if the trainer is in its lineage; a trainer of another group is ended or adopted."""

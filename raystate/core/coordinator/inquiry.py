@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raystate.core.coordinator.desk import Desk, Lookout, named
+from raystate.core.coordinator.desk import Desk, named
 from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.coordinator.snapshots import Snapshots
@@ -23,7 +23,6 @@ class Inquiry:
         self._memory = memory
         self._snapshots = snapshots
         self._seq = -1  # of the advice that asks; -1: it waits for the hosts that are being gathered
-        self._late = Lookout()
         self.began_s = 0.0
 
     def begin(self) -> None:
@@ -42,7 +41,7 @@ class Inquiry:
 
     def first_late(self, is_late: Callable[[HostView], bool]) -> HostView | None:
         """A host that is late, or None if none is."""
-        return self._late.first(self._memory.views, is_late)
+        return next(filter(is_late, self._memory.views), None)
 
     def is_answered(self, view: HostView) -> bool:
         """Whether the host has reported after the question reached it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from raystate.core.coordinator.agreement import Agreement
-from raystate.core.coordinator.desk import NAMED, Barrier, Desk, Lookout, named, step_text
+from raystate.core.coordinator.desk import NAMED, Barrier, Desk, named, step_text
 from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.inquiry import Inquiry
 from raystate.core.coordinator.journal import Journal
@@ -59,7 +59,6 @@ class Leaving:
         self._speaker: tuple[int, int] | None = None  # (rank, word) of a failed trainer that has asked for the release
         self._last: SnapshotId | None = None  # becomes durable
         self._tried_again = False
-        self._unheard = Lookout()
         self._why = ""
         self._since_s = 0.0
         self._idle_since_s = 0.0
@@ -206,8 +205,7 @@ class Leaving:
             # (test_ending.test_a_new_coordinator_hears_all_hosts_before_it_ends_a_run)
             if gathering := self.snapshots.gathering:
                 return f"no report of hosts {named(sorted(gathering))}"
-            ranks = range(group.world or 0)
-            rank = self._unheard.first(ranks, lambda rank: not group.heard(rank, self._left[rank].word))
+            rank = next((rank for rank in range(group.world or 0) if not group.heard(rank, self._left[rank].word)), None)
             return "" if rank is None else f"no report of what {self.joins.where([rank])} has saved"
         if self._inquiry.gathered():
             return "no report of hosts that have just been found"

@@ -249,13 +249,12 @@ class Coordinator:
                 return
             if self.leaving.is_finished():
                 return
-            spoken = self.joins.take_spoken()
             self.joins.turn()
             self.saves.turn()
             self.recovery.turn()
             self.notices.turn()
-            self.agreement.turn(spoken)
-            self.promises.turn(spoken)
+            self.agreement.turn()
+            self.promises.turn()
             self.deletes.turn()
             self.leaving.turn()
             self.journal.turn()
@@ -343,7 +342,6 @@ class Coordinator:
         self.hangs.tick()
         self.snapshots.tick()
         self.agreement.tick()
-        self.promises.tick()
 
 
 def _stale(end: Superseded) -> Failure:

@@ -4,9 +4,8 @@ rank that closes is told."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import TypeVar
 
 from raystate.core.coordinator.desk import Desk
 from raystate.core.coordinator.group import Group, Joins
@@ -17,7 +16,6 @@ from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.formats.messages import Ask, FlushAsked, FlushReply, LeaveAsked, SnapshotId
 from raystate.core.formats.texts import of_step
 
-What = TypeVar("What")
 Fate = tuple[bool | None, str]  # see `Saves.fate`
 
 
@@ -60,11 +58,7 @@ class Fates:
 
 
 class Promises:
-    """Waits for durability on behalf of the ranks that have called wait_until_finished().
-
-    Each waits for one thing at a time: a report of its rank, then the first of its promises that is undecided. So an event costs the same
-    however many wait. The next tick sees changes that no event tells, such as a host that is down.
-    """
+    """Waits for durability on behalf of the ranks that have called wait_until_finished(). All are looked at after each batch of events."""
 
     def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
         self._desk = desk
@@ -74,11 +68,6 @@ class Promises:
         self._journal = journal
         self._saves = saves
         self._waiting: dict[Ask, tuple[FlushAsked, float]] = {}  # with the time when it was asked
-        self._new: list[Ask] = []  # not looked at yet
-        self._unheard: dict[int, list[Ask]] = {}  # by the rank whose report they wait for
-        self._undecided: dict[SnapshotId, list[Ask]] = {}  # by the promise that they wait for
-        self._group: Group | None = None  # when they were looked at last
-        self._ticked = False
 
     def flush_asked(self, event: FlushAsked) -> None:
         """A rank waits until everything that it was promised is durable, or known to be lost."""
@@ -87,59 +76,27 @@ class Promises:
                 self._saves.copy_broke(key, event.rank, why)
             if event.ask not in self._waiting:  # who asks again, because the answer may be lost, waits no longer
                 self._waiting[event.ask] = (event, self._desk.now_s)
-                self._new.append(event.ask)
 
-    def turn(self, spoken: Collection[int]) -> None:
-        """Answer those whose promises are all settled, whose group is gone, or who have waited long enough. `spoken`: ranks."""
+    def turn(self) -> None:
+        """Answer those whose promises are all settled, whose group is gone, or who have waited long enough."""
         if self._waiting:
             fates = self.fates()
-            for ask in self._due(spoken):
+            for ask in [ask for ask, (event, since_s) in self._waiting.items() if not self._has_to_wait(event, since_s, fates)]:
                 self._answer(ask, fates)
 
-    def _due(self, spoken: Collection[int]) -> list[Ask]:
-        """Who may have to be answered, now that these ranks have spoken."""
-        group = self._joins.group
-        due, self._new = self._new, []
-        ticked, self._ticked = self._ticked, False
-        if group is not self._group or group is None or not group.alive:
-            self._group = group
-            self._unheard, self._undecided = {}, {}
-            return [*self._waiting]
-        if ticked:
-            due += self._late()
-        for rank in spoken:
-            due += self._unheard.pop(rank, ())
-        for key in [key for key in self._undecided if self._fate(key, None if ticked else spoken)[0] is not None]:
-            due += self._undecided.pop(key)
-        return due
-
-    def _late(self) -> list[Ask]:
-        """Take the ranks that have waited long enough: they wait for nothing any more."""
-        least_s = self._desk.now_s - self._desk.settings.save_timeout_s
-        # In the order in which they have asked.
-        late = dict.fromkeys(itertools.takewhile(lambda ask: self._waiting[ask][1] <= least_s, self._waiting))
-        if late:
-            self._unheard = _without(self._unheard, late)
-            self._undecided = _without(self._undecided, late)
-        return [*late]
-
-    def _answer(self, ask: Ask, fates: Fates) -> None:
-        """If it need not wait any more."""
-        event, since_s = self._waiting[ask]
+    def _has_to_wait(self, event: FlushAsked, since_s: float, fates: Fates) -> bool:
         group = self._joins.group
         gone = group is None or not group.alive or group.lineage != event.lineage
+        if not event.wait or gone or self._desk.now_s - since_s >= self._desk.settings.save_timeout_s:
+            return False
+        if not fates.is_heard(event):
+            return True
+        # Another try may keep what is broken.
+        return any(fates.fate(key)[0] is None for key in itertools.chain(event.promised, (key for key, _ in event.broken)))
+
+    def _answer(self, ask: Ask, fates: Fates) -> None:
+        event, since_s = self._waiting.pop(ask)
         waited_s = self._desk.now_s - since_s
-        if event.wait and not gone and waited_s < self._desk.settings.save_timeout_s:
-            if not fates.is_heard(event):
-                self._unheard.setdefault(event.rank, []).append(ask)
-                return
-            # One for which others wait is undecided: it has just been looked at.
-            asked = (*event.promised, *(key for key, _ in event.broken))  # another try may keep what is broken
-            open_ones = [key for key in asked if key in self._undecided or fates.fate(key)[0] is None]
-            if open_ones:
-                self._undecided.setdefault(open_ones[0], []).append(ask)
-                return
-        del self._waiting[ask]
         undecided, errors, lost = fates.unfinished(event)
         if event.wait:
             errors += [f"{text} (after {waited_s:.1f} s)" for text in fates.texts(event, undecided)]
@@ -157,24 +114,19 @@ class Promises:
         """How many wait."""
         return len(self._waiting)
 
-    def tick(self) -> None:
-        """Look once at each promise that somebody waits for, and at the deadlines."""
-        self._ticked = True
-
     # ---------------------------------------------------------------- what became of them
 
     def fates(self) -> Fates:
         """For questions that are answered now."""
         return Fates(self._joins, self._fate, self._saves.waits_for)
 
-    def _fate(self, key: SnapshotId, spoken: Collection[int] | None = None) -> Fate:
-        """As `Saves.fate`; also of a snapshot that can't become complete. `spoken`: only these
-        ranks have changed since it was undecided."""
+    def _fate(self, key: SnapshotId) -> Fate:
+        """As `Saves.fate`; also of a snapshot that can't become complete."""
         durable, why = self._saves.fate(key)
         if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
-            if skipped := self._skipped(key, spoken):
+            if skipped := self._skipped(key):
                 return False, f"{self._joins.where(skipped)} had no free slot for it before a newer step came"
-            if spoken is None and self._is_passed_over(key):
+            if self._is_passed_over(key):
                 return False, "a later step was made durable without it"
         return durable, why
 
@@ -191,8 +143,8 @@ class Promises:
             return False
         return all(view.up and view.reported_s is not None for view in self._memory.views)
 
-    def _skipped(self, key: SnapshotId, among: Collection[int] | None) -> list[int]:
-        """Ranks (of these; None: of all) that are past the snapshot and neither hold nor stage it: it can't become complete any more.
+    def _skipped(self, key: SnapshotId) -> list[int]:
+        """Ranks that are past the snapshot and neither hold nor stage it: it can't become complete any more.
 
         A host that is down is left out: it may come back with its piece.
         """
@@ -200,10 +152,9 @@ class Promises:
         snap = self._memory.snaps.get(key)
         pieces = {} if snap is None else snap.pieces
         seen = {} if group is None or group.lineage != key.lineage else group.seen
-        ranks = seen if among is None else seen.keys() & among
         return [
             rank
-            for rank in sorted(ranks)
+            for rank in sorted(seen)
             if (one := seen[rank]).place > key.place
             and key.step not in one.pending
             and rank not in pieces
@@ -213,7 +164,3 @@ class Promises:
     def _is_up(self, group: Group | None, rank: int) -> bool:
         view = None if group is None else self._memory.hosts[group.hosts[rank]]
         return view is not None and view.up and view.reported_s is not None  # else a new HostActor may still say that it has it
-
-
-def _without(filed: Mapping[What, list[Ask]], gone: Collection[Ask]) -> dict[What, list[Ask]]:
-    return {what: rest for what, asks in filed.items() if (rest := [ask for ask in asks if ask not in gone])}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from raystate.core.coordinator.desk import NAMED, Desk, Lookout, all_have
+from raystate.core.coordinator.desk import NAMED, Desk, all_have
 from raystate.core.coordinator.discards import Discards
 from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.inquiry import RestoreInquiry
@@ -73,7 +73,6 @@ class Restores:
         self._since_s = 0.0  # when this phase began
         self._begins = ""  # the group's next lineage: all choices of one restore are for the same
         self._rolls_back = False  # all ranks have the step, and the newer ones are being retired
-        self._late_ranks = Lookout()
         self._choice: RestoreChoice | None = None
 
     # ---------------------------------------------------------------- events
@@ -217,7 +216,7 @@ class Restores:
         late = self._inquiry.first_late(lambda view: self._inquiry.is_late(view, group))
         if late is not None:
             return f"a report of host {late.host}"
-        unheard = self._late_ranks.first(range(group.world or 0), lambda rank: not group.heard(rank, self._wishes.word(rank)))
+        unheard = next((rank for rank in range(group.world or 0) if not group.heard(rank, self._wishes.word(rank))), None)
         if unheard is not None:
             return f"a report of what {self.joins.where([unheard])} had saved when it asked"
         return self._restorable.unsettled(self._want)
