@@ -126,6 +126,7 @@ def fit(
     with terminal.calm(), contextlib.ExitStack() as ending:
         if started_ray:
             ending.callback(ray.shutdown)
+        terminal.tell_start(config.run, scaling.num_workers)
         trainer = QuietJaxTrainer(entry, **arguments)
         with run_bar(config):
             storage = open_storage(config.storage)

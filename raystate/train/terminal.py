@@ -91,6 +91,14 @@ def _print(theirs: Callable[..., None], shown: Shown, data: dict[str, Any], *arg
         theirs({**data, "lines": lines}, *args, **kwargs)
 
 
+def tell_start(run: str, workers: int | tuple[int, int], console: Console | None = None) -> None:
+    """The first line, for the seconds in which nothing else is said."""
+    console = console or Console(stderr=True)
+    count = counted(workers, "worker") if isinstance(workers, int) else "{} to {} workers".format(*workers)
+    text = f"raystate: run {run!r} begins; {count} will start, which takes some seconds"
+    console.print(Text(printable(text)), soft_wrap=True)
+
+
 def tell_end(result: RunResult, run: str, console: Console | None = None) -> None:
     """The last lines: how far the run is, and its restarts."""
     console = console or Console(stderr=True)

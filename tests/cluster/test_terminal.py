@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from raystate.train.result import Recovery, RunResult
-from raystate.train.terminal import Shown, calm, tell_end, worker
+from raystate.train.terminal import Shown, calm, tell_end, tell_start, worker
 from tests.cluster.training import REPO
 from tests.patience import PATIENCE_S
 from tests.processes import kill_family
@@ -88,6 +88,13 @@ def test_each_fit_begins_anew_and_leaves_rays_lines_as_they_were(monkeypatch: py
             worker.print_worker_logs(data, sys.stdout)
     worker.print_worker_logs(data, sys.stdout)
     assert shown == [begins, begins, begins, ended]
+
+
+@pytest.mark.parametrize(("workers", "told"), [(1, "1 worker"), (2, "2 workers"), ((1, 4), "1 to 4 workers")])
+def test_the_first_line_tells_of_the_workers(workers: int | tuple[int, int], told: str) -> None:
+    file = io.StringIO()
+    tell_start("lm", workers, Console(file=file))
+    assert file.getvalue() == f"raystate: run 'lm' begins; {told} will start, which takes some seconds\n"
 
 
 def test_the_closing_table() -> None:
