@@ -82,9 +82,10 @@ test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) $(ONE_CORE) tests/model $(ARGS)
 
-# With other Pythons, and with the newest of all packages or those of constraints.txt: what is fast, the compiled programs, and a training.
+# With other Pythons, and with the newest of all packages, those of constraints.txt, or the lowest that pyproject.toml allows:
+# what is fast, the compiled programs, and a training.
 # FEW=1: of it a few files, where other packages' internals and other Pythons' ways have made a difference.
-VERSIONS ?= $(if $(FEW),3.13-newest,3.11-newest 3.12-newest 3.13-newest 3.13-pinned)
+VERSIONS ?= $(if $(FEW),3.13-newest,3.11-lowest 3.11-newest 3.12-newest 3.13-newest 3.13-pinned)
 FEW_FILES := $(addprefix tests/,compilation arrays orbax/test_every_api.py orbax/test_retention.py cluster/test_train_fit.py)
 test-versions: $(addprefix test-version-,$(VERSIONS))
 
@@ -94,8 +95,10 @@ test-version-%:
 	for python in "$$(command -v python$$version)" $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python; do \
 	  "$$python" -c 'import venv' 2>/dev/null && break; python=; done; \
 	if [ -z "$$python" ]; then echo "not tested: $*: there is no python$$version in PATH or pyenv"; exit 0; fi; \
-	if [ ! -e $$stamp ]; then rm -rf $$at && $$python -m venv $$at && $$at/bin/python -m pip install -q --disable-pip-version-check \
-	  $(if $(filter %-pinned,$*),-c constraints.txt) -e '.[jobs,dev,gcs-server,bench]' && touch $$stamp || exit 1; fi; \
+	if [ ! -e $$stamp ]; then rm -rf $$at && $$python -m venv $$at && \
+	  grep -oE '"[a-z0-9-]+(\[[a-z,]+\])?>=[^"]+"' pyproject.toml | sed -E 's/\[.*\]|"//g; s/>=/==/' > $$at/lowest.txt && \
+	  $$at/bin/python -m pip install -q --disable-pip-version-check \
+	  $(if $(filter %-pinned,$*),-c constraints.txt) $(if $(filter %-lowest,$*),-c $$at/lowest.txt) -e '.[jobs,dev,gcs-server,bench]' && touch $$stamp || exit 1; fi; \
 	$$at/bin/python -c 'import sys, jax, ray; print("Python", sys.version.split()[0], "jax", jax.__version__, "Ray", ray.__version__)'; \
 	$$at/bin/python -m pytest $(BY_FILE) $(if $(FEW),$(FEW_FILES),$(FIRST) tests/compilation tests/cluster/test_train_fit.py) $(ARGS)
 
