@@ -1,7 +1,7 @@
 """How `make docs` builds the site: Sphinx, with MyST for the pages. Nothing is fetched; every warning is an error.
 
-The three pages of the reference hold a few sentences each. The rest of them is made here, from what Python, pydantic and typer know, so
-that a name, a field or a command can't be left out or go stale.
+The four pages of the reference hold a few sentences each. The rest of them is made here, from what Python, pydantic and typer know, so
+that a name, a field, a command or a time-out can't be left out or go stale.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 import raystate
+from raystate import waits
 
 project = "raystate"
 author = "The raystate authors"
@@ -147,7 +148,30 @@ def _commands() -> str:
     return text[text.index("\n## ") :]  # the page has its own title and introduction
 
 
-_GENERATED = {"reference/api": _public_names, "reference/config": _config_fields, "reference/commands": _commands}
+_WAIT = re.compile(r"((?:# [^-].*\n)+)(\w+_S) = ")
+
+
+def _waits() -> str:
+    """A table for each part of raystate/waits.py. Each name has a comment, and from "Then" on it says what follows."""
+    parts = re.split(r"\n# -{10,} (.+)\n", inspect.getsource(waits))[1:]
+    text, shown = "", set[str]()
+    for title, part in zip(parts[::2], parts[1::2], strict=True):
+        text += f"\n## {title.capitalize()}\n\n| name | seconds | what waits | what happens then |\n|---|---|---|---|\n"
+        for comment, name in _WAIT.findall(part):
+            what, _, then = " ".join(comment.replace("# ", "").split()).partition(" Then")
+            then = then.lstrip(", ")
+            text += f"| `{name}` | {getattr(waits, name):,g} | {what} | {then[0].upper()}{then[1:]} |\n"
+            shown.add(name)
+    assert shown == {name for name in vars(waits) if name.endswith("_S")}, "each name needs a comment"
+    return text
+
+
+_GENERATED = {
+    "reference/api": _public_names,
+    "reference/config": _config_fields,
+    "reference/commands": _commands,
+    "reference/waits": _waits,
+}
 
 
 def _complete(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -26,8 +26,8 @@ from raystate.core.formats.tree import CHUNK_BYTES, WriteOptions
 from raystate.orbax.save_policies import save_rules
 from raystate.rehearsing import redirected
 from raystate.storage.url import canonical_url, refuse_passing
+from raystate.waits import AUTOMATIC_SAVE_EVERY_S
 
-AUTOMATIC_SAVE_EVERY_S = 600.0  # the durable interval when no save rule is given
 SMALLEST_MEMORY = 1 << 20  # bytes that `host_memory` can mean
 
 PositiveInt = Annotated[int, Field(gt=0)]

@@ -10,9 +10,9 @@ import os
 import time
 from pathlib import Path
 
+from raystate.waits import HELD_S, SOON_S
+
 FOLDER = "RAYSTATE_FAULT_POINTS"  # a folder; read at every point, so that it can be set late
-HOLD_LIMIT_S = 60.0  # a test that forgets its hold must not stop a run for ever
-_POLL_S = 0.01
 
 
 def reached(point: str) -> None:
@@ -24,6 +24,6 @@ def reached(point: str) -> None:
     if not hold.exists():
         return
     (hold.parent / f"{point}.{os.getpid()}.reached").touch()
-    deadline_s = time.monotonic() + HOLD_LIMIT_S
+    deadline_s = time.monotonic() + HELD_S
     while hold.exists() and time.monotonic() < deadline_s:
-        time.sleep(_POLL_S)
+        time.sleep(SOON_S)

@@ -20,7 +20,7 @@ from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayError
 from raystate.actors.draining import DrainWatch
 from raystate.actors.hosts import RayHosts
 from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
-from raystate.actors.naming import GONE_POLL_S, NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
+from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
 from raystate.actors.places import Places
 from raystate.actors.reporting import RunReport, answers_within_s, record_folder
 from raystate.actors.restarted import begin, is_restarted
@@ -32,17 +32,12 @@ from raystate.core.formats.messages import Event, Failure, HostId, Joined, JoinR
 from raystate.runtime.ends import End, Told
 from raystate.runtime.one_storage import Claim
 from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
+from raystate.waits import AGAIN_S, ANSWER_S, COORDINATOR_STARTS_S, GOODBYE_S, QUICK_ANSWER_S, RETRY_LAST_S
 
 if TYPE_CHECKING:
     from raystate.runtime.coordinator_loop import CoordinatorLoop
 
 logger = logging.getLogger("raystate")
-
-START_AGAIN_FOR_S = 120.0  # then a killed one's name is free, and the next start of the run makes another one
-START_PAUSE_S = 5.0  # at most, between two tries
-GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
-USE_S = 10.0  # how long a quick question to a Coordinator or to storage may take
-TURN_S = 120.0  # a Coordinator whose storage another run has doesn't wait longer for its turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +77,8 @@ class CoordinatorActor:
         begin(
             functools.partial(self._begin, ahead),
             on_failure=self._start_failed,
-            pause_at_most_s=START_PAUSE_S,
-            for_s=START_AGAIN_FOR_S,
+            pause_at_most_s=RETRY_LAST_S,
+            for_s=COORDINATOR_STARTS_S,
         )
         if self._service is None:
             threading.Thread(target=self._end_unless_started, name="raystate-turn", daemon=True).start()
@@ -139,7 +134,7 @@ class CoordinatorActor:
         return None
 
     def _end_unless_started(self) -> None:
-        time.sleep(TURN_S)
+        time.sleep(COORDINATOR_STARTS_S)
         if self._service is None:
             self._hosts.end_waiting()
             ray.kill(self._kill_me, no_restart=True)
@@ -193,7 +188,7 @@ class CoordinatorActor:
         async def connected(host: HostId) -> bool:
             try:
                 actor = find_actor(host_name(self._run_hash, host))
-                return actor is None or await asyncio.wait_for(actor.trainers.remote(), USE_S / 2) > 0
+                return actor is None or await asyncio.wait_for(actor.trainers.remote(), QUICK_ANSWER_S) > 0
             except (RayError, TimeoutError):
                 return True
 
@@ -202,7 +197,7 @@ class CoordinatorActor:
     @staticmethod
     async def _why_log_is_gone(service: CoordinatorLoop) -> str:
         try:
-            return await asyncio.wait_for(asyncio.to_thread(service.why_log_is_gone), USE_S)
+            return await asyncio.wait_for(asyncio.to_thread(service.why_log_is_gone), ANSWER_S)
         except TimeoutError:  # storage is slow: nothing says that the log is gone
             return ""
 
@@ -239,7 +234,7 @@ class CoordinatorActor:
         try:
             if actor is None:
                 raise RayActorError
-            state, owner, age_s = await asyncio.wait_for(actor.use.remote(), USE_S)
+            state, owner, age_s = await asyncio.wait_for(actor.use.remote(), ANSWER_S)
         except (RayError, TimeoutError) as error:
             text = f"run {other.run!r} uses {self._config.storage}, and its Coordinator does not answer ({type(error).__name__})"
             return Failure(error="RunInUseError", message=text, details={"run": other.run, "starting": True})
@@ -264,8 +259,8 @@ class CoordinatorActor:
         report = RunReport(run=config.run, storage=config.storage, owner=owner, release_s=answers_within_s(config))
         if self._service is None:
             return report
-        status = await asyncio.wait_for(asyncio.wrap_future(self._service.look(status_of)), USE_S)
-        going = await asyncio.wait_for(asyncio.wrap_future(self._service.going()), USE_S)
+        status = await asyncio.wait_for(asyncio.wrap_future(self._service.look(status_of)), ANSWER_S)
+        going = await asyncio.wait_for(asyncio.wrap_future(self._service.going()), ANSWER_S)
         return dataclasses.replace(report, status=status, going=going)
 
     @property
@@ -293,7 +288,7 @@ class CoordinatorActor:
         while service.claimed is None:
             if service.failed is not None:
                 return service.failed
-            await asyncio.sleep(GONE_POLL_S)
+            await asyncio.sleep(AGAIN_S)
         return service.claimed, ray.get_runtime_context().get_node_id()
 
     async def expect(self, hosts: tuple[HostId, ...]) -> None:

@@ -12,11 +12,9 @@ from collections.abc import Callable
 
 from raystate.actors.rays import state
 from raystate.core.formats.messages import HostId, HostLeaving
+from raystate.waits import LOOK_EVERY_S, SAID_AGAIN_S
 
 logger = logging.getLogger("raystate.coordinator")
-
-POLL_S = 0.5
-TROUBLE_S = 60.0  # a poll that fails is told at most so often
 
 
 def draining_nodes() -> dict[HostId, int]:
@@ -47,10 +45,10 @@ class DrainWatch:
             try:
                 self.look()
             except Exception as error:  # Ray's head is out of reach for a while, say
-                if time.monotonic() - self._trouble_s >= TROUBLE_S:
+                if time.monotonic() - self._trouble_s >= SAID_AGAIN_S:
                     self._trouble_s = time.monotonic()
                     logger.warning("Ray does not say which nodes it drains: %s: %s", type(error).__name__, error)
-            time.sleep(POLL_S)
+            time.sleep(LOOK_EVERY_S)
 
     def look(self) -> None:
         """Look once."""

@@ -18,7 +18,7 @@ from raystate.actors.hosts import last_line
 from raystate.actors.kept import check_travels
 from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors, wait_until_gone
 from raystate.actors.places import refused
-from raystate.actors.release import QUICK_S, release_by_hash
+from raystate.actors.release import release_by_hash
 from raystate.actors.reporting import answers_within_s
 from raystate.config import StateConfig
 from raystate.core.formats.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
@@ -26,10 +26,9 @@ from raystate.core.formats.messages import Failure, HostId
 from raystate.runtime.one_storage import sees
 from raystate.runtime.tenancy import Owner, told_differences
 from raystate.storage import run_hash as hash_of
+from raystate.waits import AGAIN_S, QUICK_ANSWER_S
 
 logger = logging.getLogger("raystate")
-
-RETRY_S = 0.1
 
 
 def this_owner(launch: str) -> Owner:
@@ -107,7 +106,7 @@ def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *
                     f"({why or type(error).__name__})",
                     phase="start", rank=owner.rank, waited_s=config.start_timeout_s,
                 ) from None  # fmt: skip
-            time.sleep(RETRY_S)
+            time.sleep(AGAIN_S)
             continue
         if isinstance(reply, Failure):
             _make_way(reply, coordinator, config, ahead, out_of_time=time.monotonic() > deadline_s)
@@ -147,7 +146,7 @@ def _dismiss(ahead: list[Any]) -> None:
     while ahead:
         host = ahead.pop()
         try:
-            ray.get(host.give_up.remote(), timeout=QUICK_S)
+            ray.get(host.give_up.remote(), timeout=QUICK_ANSWER_S)
         except GetTimeoutError:  # it is still starting, and this process may end before it could hear
             ray.kill(host, no_restart=True)
         except RayError:
@@ -172,7 +171,7 @@ def _make_way(refusal: Failure, coordinator: Any, config: StateConfig, ahead: li
             logger.warning("run %r had promised steps that are not durable: %s", error.run, "; ".join(reply.errors))
         return
     if isinstance(error, RunInUseError) and error.starting and not out_of_time:
-        time.sleep(RETRY_S)  # soon it trains, or it is known to have given up
+        time.sleep(AGAIN_S)  # soon it trains, or it is known to have given up
         return
     if isinstance(error, RunInUseError) and error.run != config.run:
         _dismiss(ahead)  # first: while it lives, it would see to them if this process were killed
@@ -187,7 +186,7 @@ def _replace_older(run_hash: str) -> None:
         if actor is None:
             continue
         try:
-            protocol = ray.get(actor.protocol.remote(), timeout=QUICK_S)
+            protocol = ray.get(actor.protocol.remote(), timeout=QUICK_ANSWER_S)
         except RayError:  # so ill that it can't say
             protocol = None
         if protocol != PROTOCOL:
@@ -207,12 +206,12 @@ def _replace_outdated(hello: Welcome, coordinator: Any, config: StateConfig, run
         if actor is None:
             continue
         try:
-            made_with = ray.get(actor.parameters.remote(), timeout=QUICK_S)
+            made_with = ray.get(actor.parameters.remote(), timeout=QUICK_ANSWER_S)
             if made_with == wanted:
                 continue
             if made_with[1] != wanted[1]:
                 # No process will look for the arena in its old folder again.
-                ray.get(actor.close.remote(True), timeout=QUICK_S)
+                ray.get(actor.close.remote(True), timeout=QUICK_ANSWER_S)
         except RayError:
             pass
         ray.kill(actor, no_restart=True)

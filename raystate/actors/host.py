@@ -26,6 +26,7 @@ from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, Hos
 from raystate.runtime.link import Unreachable
 from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind
+from raystate.waits import RETRY_LAST_S, SIGTERM_S
 
 if TYPE_CHECKING:
     from raystate.config import StateConfig
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from raystate.runtime.one_storage import Claim
 
 HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
-OPEN_AGAIN_AT_MOST_S = 30.0  # between two tries of one that was killed
 
 logger = logging.getLogger("raystate")
 
@@ -85,7 +85,7 @@ class HostActor:
             if not waits or arena_path(root, self._run_hash, self._host).exists():  # killed, and no longer waiting
                 self.open()
 
-        begin(opening, on_failure=self._start_failed, pause_at_most_s=OPEN_AGAIN_AT_MOST_S)
+        begin(opening, on_failure=self._start_failed, pause_at_most_s=RETRY_LAST_S)
 
     def _start_failed(self, error: BaseException, pause_s: float) -> None:
         logger.warning(
@@ -195,7 +195,6 @@ class HostActor:
     def _on_sigterm(self, number: int, frame: Any) -> None:
         """All processes of a node that ends may get it. A host goes with its raylet: until then its
         memory is needed."""
-        from raystate.runtime.notices import SIGTERM_S
 
         if self._notice is not None:
             self._notice.notice(SIGTERM_S, "its processes got SIGTERM")

@@ -21,12 +21,7 @@ from raystate.actors.naming import find_actor, find_hosts, host_name
 from raystate.config import StateConfig
 from raystate.core.formats.messages import Advice, Copy, EndTrainers, HostId, Invalidate, Write
 from raystate.runtime.link import Unreachable
-
-CLOSE_HOST_TIMEOUT_S = 20.0
-CLOSE_IDLE_TIMEOUT_S = 2.0  # of those that only wait
-AGAIN_S = 0.1
-OPEN_AGAIN_FOR_S = 20.0  # a HostActor that is killed starts again within seconds
-UNFIT_S = 60.0  # a node on which no HostActor could be made to wait is left alone for so long
+from raystate.waits import AGAIN_S, AT_ONCE_S, ENDS_S, HOST_RESTARTS_S, UNFIT_NODE_S
 
 logger = logging.getLogger("raystate")
 
@@ -110,7 +105,7 @@ class RayHosts:
             self._handles.pop(host, None)
             if host not in self._unfit:
                 logger.warning("no HostActor can wait on node %s: %s", host[:8], last_line(error))
-            self._unfit[host] = time.monotonic() + UNFIT_S
+            self._unfit[host] = time.monotonic() + UNFIT_NODE_S
 
     def _waits_no_more(self, host: HostId) -> None:
         """It is a host of the run."""
@@ -126,7 +121,7 @@ class RayHosts:
 
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
         self._waits_no_more(host)
-        self._open(host, on_error, time.monotonic() + OPEN_AGAIN_FOR_S)
+        self._open(host, on_error, time.monotonic() + HOST_RESTARTS_S)
 
     def _open(self, host: HostId, on_error: Callable[[str], None], until_s: float, *, anew: bool = False) -> None:
         """Until then. `anew`: not the actor that is there now; it ends."""
@@ -156,7 +151,7 @@ class RayHosts:
             if (restarts or gave_up) and time.monotonic() < until_s:
                 later(anew=anew or gave_up)
             elif restarts:
-                on_error(f"its HostActor has been starting again for {OPEN_AGAIN_FOR_S:g} s; its own lines in the log say why")
+                on_error(f"its HostActor has been starting again for {HOST_RESTARTS_S:g} s; its own lines in the log say why")
             else:
                 on_error(last_line(error))
 
@@ -205,11 +200,11 @@ class RayHosts:
     def close_empty(self) -> None:
         handles = self._close()
         calls = {host: handle.close_empty.remote().future() for host, handle in handles.items()}
-        concurrent.futures.wait(calls.values(), timeout=CLOSE_IDLE_TIMEOUT_S)
+        concurrent.futures.wait(calls.values(), timeout=AT_ONCE_S)
         # Those that were made for this start may still be starting, and would not hear it after our
         # end. No trainer has slots in them.
         own = {call: host for host, call in calls.items() if host not in self._found}
-        for call in concurrent.futures.wait(own, timeout=CLOSE_HOST_TIMEOUT_S).not_done:
+        for call in concurrent.futures.wait(own, timeout=ENDS_S).not_done:
             ray.kill(handles[own[call]], no_restart=True)
 
     def end_waiting(self) -> None:
@@ -223,7 +218,7 @@ class RayHosts:
 
     def close_all(self, *, remove_arena: bool) -> None:
         handles = self._close()
-        deadline_s = time.monotonic() + CLOSE_HOST_TIMEOUT_S
+        deadline_s = time.monotonic() + ENDS_S
         left = [handle for host, handle in handles.items() if host not in self._waiting]
         # They have nothing to close, unless one was made a host behind our back.
         idle = [handles[host].close.remote(remove_arena).future() for host in self._waiting & handles.keys()]
@@ -235,11 +230,11 @@ class RayHosts:
             left = [calls[call] for call in done if isinstance(call.exception(), ActorUnavailableError)]
             if left:
                 time.sleep(AGAIN_S)
-        concurrent.futures.wait(idle, timeout=CLOSE_IDLE_TIMEOUT_S)
+        concurrent.futures.wait(idle, timeout=AT_ONCE_S)
         for handle in handles.values():
             ray.kill(handle, no_restart=True)
         # Once these calls have ended, no host writes any more.
-        concurrent.futures.wait(list(self._writes.values()), timeout=CLOSE_IDLE_TIMEOUT_S)
+        concurrent.futures.wait(list(self._writes.values()), timeout=AT_ONCE_S)
         self._kept_waiting.delete()  # only here: HostActors that are not ended go on waiting, and the next Coordinator has to know
 
 

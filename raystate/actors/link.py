@@ -23,13 +23,9 @@ from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import HostId, Joined, Progress, Reply, TrainerExited
 from raystate.runtime.doorbell import Bell, Hello
 from raystate.runtime.link import Gone, HostCall, Unreachable
+from raystate.waits import ENDS_S, RETRY_FIRST_S, SOON_S
 
 logger = logging.getLogger("raystate")
-
-END_TIMEOUT_S = 20.0  # for the actors to go; fit and the next start look after what is left
-SPAWN_POLL_S = 0.005
-FAILED_TURN_S = 1.0
-JOIN_TIMEOUT_S = 30.0
 
 
 class RayLink:
@@ -105,7 +101,7 @@ class RayLink:
         if coordinator is not None:
             coordinator.left.remote(rank, world)
         if rank == 0:
-            wait_until_gone(self._run_hash, END_TIMEOUT_S)
+            wait_until_gone(self._run_hash, ENDS_S)
 
     def clock(self) -> float:
         return time.monotonic()
@@ -118,7 +114,7 @@ class RayLink:
             condition.wait(seconds)
 
     def spawn(
-        self, turn: Callable[[], bool], condition: threading.Condition, name: str, pause_s: float = SPAWN_POLL_S
+        self, turn: Callable[[], bool], condition: threading.Condition, name: str, pause_s: float = SOON_S
     ) -> Callable[[], None]:
         ended = threading.Event()
 
@@ -127,8 +123,8 @@ class RayLink:
                 try:
                     rest_s = 0.0 if turn() else pause_s
                 except Exception:  # a thread that ended here would be missed only by the deadlines of saves
-                    logger.exception("%s: a turn failed; the next one is in %g s", name, FAILED_TURN_S)
-                    rest_s = FAILED_TURN_S
+                    logger.exception("%s: a turn failed; the next one is in %g s", name, RETRY_FIRST_S)
+                    rest_s = RETRY_FIRST_S
                 if rest_s:
                     with condition:
                         if not ended.is_set():
@@ -141,6 +137,6 @@ class RayLink:
             ended.set()
             with condition:
                 condition.notify_all()
-            thread.join(timeout=JOIN_TIMEOUT_S)
+            thread.join(timeout=ENDS_S)
 
         return end

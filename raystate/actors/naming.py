@@ -12,6 +12,7 @@ import ray
 from ray.util import list_named_actors
 
 from raystate.core.formats.messages import HostId
+from raystate.waits import AGAIN_S
 
 NAMESPACE = "raystate"
 PROTOCOL = 16  # of the messages between trainers, HostActors and Coordinator
@@ -57,14 +58,11 @@ def _living() -> list[str]:
     return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 
 
-GONE_POLL_S = 0.05
-
-
 def wait_until_gone(run_hash: str, timeout_s: float) -> bool:
     """Whether all actors of the run are gone within `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while run_actors(run_hash):
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(GONE_POLL_S)
+        time.sleep(AGAIN_S)
     return True

@@ -16,12 +16,9 @@ import ray
 from raystate.actors.rays import authentication, worker
 from raystate.actors.whose_ray import strangers_ray
 from raystate.core.formats.errors import RaystateError
+from raystate.waits import AGAIN_S, ANSWER_S, TOLD_AFTER_S
 
 logger = logging.getLogger("raystate")
-
-_ANSWER_S = 10.0  # for the port of a cluster that has just been started to open
-_PROBE_S = 0.2  # between two looks
-_SILENT_S = 15.0  # until a wait is told
 
 
 def has_dashboard() -> bool:
@@ -68,17 +65,17 @@ def check_address() -> None:
     hosts = [host, here] if is_loopback else [host]
     if is_loopback or host == here:
         _use_token()
-    deadline_s = time.monotonic() + _ANSWER_S
+    deadline_s = time.monotonic() + ANSWER_S
     while True:
         for one in hosts:
             try:
-                socket.create_connection((one, port), timeout=_ANSWER_S).close()
+                socket.create_connection((one, port), timeout=ANSWER_S).close()
                 return
             except (OSError, OverflowError) as error:  # a port above 65535
                 why = error
         if time.monotonic() > deadline_s:
             raise ConnectionError(f"no process answers there ({why})")
-        time.sleep(_PROBE_S)
+        time.sleep(AGAIN_S)
 
 
 def _use_token() -> None:
@@ -108,7 +105,7 @@ def start_ray() -> None:
                 stranger.address, stranger.user, stranger.address,
             )  # fmt: skip
         address = named or "the cluster of this machine, or a new one"
-        slow = threading.Timer(_SILENT_S, logger.warning, ("waits for Ray to answer: %s", address))
+        slow = threading.Timer(TOLD_AFTER_S, logger.warning, ("waits for Ray to answer: %s", address))
         slow.daemon = True
         slow.start()
         try:

@@ -11,18 +11,15 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from raystate.actors.hosts import CLOSE_HOST_TIMEOUT_S
-from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
+from raystate.actors.naming import coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.actors.reporting import answers_within_s, run_reports
 from raystate.config import StateConfig
 from raystate.core.formats.errors import RaystateError, RunInUseError, StorageError, although_promised, error_from_name
 from raystate.core.formats.messages import Ask, Failure, LeaveReply, ReleaseAsked
 from raystate.storage import open_storage, run_hash, visible_steps
+from raystate.waits import AGAIN_S, ENDS_S, QUICK_ANSWER_S, QUICK_STORAGE_S
 
 logger = logging.getLogger(__name__)
-
-QUICK_S = 5.0
-STORAGE_S = 3.0  # in an outage the newest step in memory has to do
 
 
 def newest_step(config: StateConfig) -> int | None:
@@ -32,11 +29,11 @@ def newest_step(config: StateConfig) -> int | None:
     in_memory: Any = -1
     if coordinator is not None:
         try:
-            in_memory = ray.get(coordinator.newest_step.remote(), timeout=QUICK_S)
+            in_memory = ray.get(coordinator.newest_step.remote(), timeout=QUICK_ANSWER_S)
         except (RayActorError, GetTimeoutError):
             return None
     try:
-        stored = visible_steps(open_storage(config.storage, timeout_s=STORAGE_S))
+        stored = visible_steps(open_storage(config.storage, timeout_s=QUICK_STORAGE_S))
     except StorageError:
         if in_memory < 0:
             raise
@@ -105,7 +102,7 @@ def release_by_hash(
             break
         except RayActorError:
             is_gone = True
-            time.sleep(GONE_POLL_S)
+            time.sleep(AGAIN_S)
             continue
         is_gone = False
         if isinstance(reply, Failure) and reply.error == RunInUseError.__name__:
@@ -119,7 +116,7 @@ def release_by_hash(
     if not by_force and is_gone:
         failure = _unsaid("its Coordinator is gone, and has not said")
     if not _was_refused(failure) and (by_force or failure is None):
-        by_themselves = _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
+        by_themselves = _wait_or_kill(name, max(QUICK_ANSWER_S, end_s - time.monotonic()))
         if is_gone and failure is None and not by_themselves:  # else it had released the run, and ended
             failure = _unsaid("its Coordinator is gone, and has not said")
     if failure is not None:
@@ -147,7 +144,7 @@ def free_storage(url: str, run: str | None, *, keep: bool) -> None:
         if coordinator is None:
             continue
         try:
-            state, owner, age_s = ray.get(coordinator.use.remote(), timeout=QUICK_S)
+            state, owner, age_s = ray.get(coordinator.use.remote(), timeout=QUICK_ANSWER_S)
         except RayError as error:
             text = (
                 f"the Coordinator of run {report.run!r} does not answer ({type(error).__name__}): try again, or end the run first"
@@ -166,7 +163,7 @@ def free_storage(url: str, run: str | None, *, keep: bool) -> None:
                 logger.warning("run %r: %s", report.run, although_promised(reply.errors))
         else:
             coordinator.forget.remote("the run is deleted")
-            _wait_or_kill(name, CLOSE_HOST_TIMEOUT_S)
+            _wait_or_kill(name, ENDS_S)
 
 
 def _unsaid(why: str, **details: float) -> StorageError:
@@ -186,7 +183,7 @@ def _was_refused(error: BaseException | None) -> bool:
 
 def _wait_or_kill(name: str, timeout_s: float) -> bool:
     """Whether they have ended by themselves, as those of a run that is released do."""
-    if wait_until_gone(name, min(timeout_s, CLOSE_HOST_TIMEOUT_S + QUICK_S)):
+    if wait_until_gone(name, min(timeout_s, ENDS_S + QUICK_ANSWER_S)):
         return True
     for left in run_actors(name):
         actor = find_actor(left)
@@ -195,6 +192,6 @@ def _wait_or_kill(name: str, timeout_s: float) -> bool:
         if left != coordinator_name(name):
             # With its shared memory: while the node lives, no other process would remove it.
             with contextlib.suppress(RayError):
-                ray.get(actor.close.remote(True), timeout=QUICK_S)
+                ray.get(actor.close.remote(True), timeout=QUICK_ANSWER_S)
         ray.kill(actor, no_restart=True)
     return False

@@ -13,11 +13,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from raystate.actors.naming import find_actor, find_coordinators
 from raystate.config import StateConfig
 from raystate.core.coordinator.status import RunStatus
-from raystate.runtime.link import REPLY_MARGIN_S
 from raystate.runtime.progress import Going
 from raystate.runtime.tenancy import Owner
-
-ANSWER_S = 10.0  # for all Coordinators together
+from raystate.waits import ANSWER_S, REPLY_MARGIN_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

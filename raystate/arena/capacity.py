@@ -11,8 +11,7 @@ from raystate.arena.locks import FileLock
 from raystate.arena.memory import format_bytes
 from raystate.core.formats.errors import CapacityError, RaystateError
 from raystate.machine_memory import NodeMemory, node_memory
-
-ROOT_LOCK_TIMEOUT_S = 30.0  # sizes are added up and promised under it, which takes milliseconds
+from raystate.waits import ARENA_LOCK_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +77,11 @@ def lock_root(root: Path) -> FileLock:
     they can't hold its lock.
 
     Raises:
-        RaystateError: somebody else has held it for `ROOT_LOCK_TIMEOUT_S` seconds.
+        RaystateError: somebody else has held it for `ARENA_LOCK_S` seconds.
     """
-    lock = FileLock.take(root, shared=False, directory=True, timeout_s=ROOT_LOCK_TIMEOUT_S)
+    lock = FileLock.take(root, shared=False, directory=True, timeout_s=ARENA_LOCK_S)
     if lock is None:
-        raise RaystateError(
-            f"{root} was locked by another process for {ROOT_LOCK_TIMEOUT_S:g} s", path=str(root), waited_s=ROOT_LOCK_TIMEOUT_S
-        )
+        raise RaystateError(f"{root} was locked by another process for {ARENA_LOCK_S:g} s", path=str(root), waited_s=ARENA_LOCK_S)
     return lock
 
 

@@ -18,9 +18,9 @@ from raystate.arena.slot import Slot
 from raystate.arena.slot_set import SlotSet, release_all, seize
 from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
 from raystate.core.formats.tree import SlotTable
+from raystate.waits import FILE_S
 
 MARK_PREFIX = "layout."  # in a set: its trainer has put that layout
-PUT_TIMEOUT_S = 5.0  # pruning takes milliseconds
 
 
 def layout_name(data: bytes) -> str:
@@ -35,16 +35,14 @@ def put_layout(arena: Path, data: bytes, *, slot_set: Path | None = None) -> str
         slot_set: the set of the trainer that puts it; kept while that trainer is attached.
 
     Raises:
-        RaystateError: the arena is gone, or its layouts were locked for `PUT_TIMEOUT_S` seconds.
+        RaystateError: the arena is gone, or its layouts were locked for `FILE_S` seconds.
     """
     ref = layout_name(data)
     folder = arena / LAYOUTS
     try:
-        lock = FileLock.take(folder, shared=True, directory=True, timeout_s=PUT_TIMEOUT_S)
+        lock = FileLock.take(folder, shared=True, directory=True, timeout_s=FILE_S)
         if lock is None:
-            raise RaystateError(
-                f"{folder} was locked by another process for {PUT_TIMEOUT_S:g} s", path=str(folder), waited_s=PUT_TIMEOUT_S
-            )
+            raise RaystateError(f"{folder} was locked by another process for {FILE_S:g} s", path=str(folder), waited_s=FILE_S)
         with lock:
             if slot_set is not None:
                 _mark(slot_set, ref)

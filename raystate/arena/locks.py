@@ -11,10 +11,10 @@ from pathlib import Path
 
 from raystate.arena.files import open_regular
 from raystate.core.formats.errors import RaystateError
+from raystate.waits import FILE_S
 
 # A forked child shares its parent's open files and so would keep the parent's locks alive after the parent's death.
 _held: weakref.WeakSet[FileLock] = weakref.WeakSet()
-_REPLACED_S = 1.0  # how long a file may be replaced each time that it is looked at
 
 
 class FileLock:
@@ -58,7 +58,7 @@ class FileLock:
                 lock.release()
                 raise
             lock.release()
-            if time.monotonic() >= deadline_s + _REPLACED_S:
+            if time.monotonic() >= deadline_s + FILE_S:
                 return None  # somebody does nothing else
 
     @property

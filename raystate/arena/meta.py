@@ -12,8 +12,7 @@ from raystate.arena.files import FORMAT, HOST_LOCK, META, make_private_dir, read
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import ProcessMark
 from raystate.core.formats.errors import RaystateError
-
-_VANISHES_S = 5.0  # how long an arena's directory may vanish each time that it is made
+from raystate.waits import FILE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ def lock_arena(path: Path, timeout_s: float) -> FileLock:
                 return lock
             holder = (read_bytes(path / HOST_LOCK) or b"unknown").decode(errors="replace")
             break
-        if time.monotonic() >= deadline_s + _VANISHES_S:
+        if time.monotonic() >= deadline_s + FILE_S:
             holder = "unknown, which removes it again and again"
             break
     raise RaystateError(

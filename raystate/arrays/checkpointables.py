@@ -24,10 +24,9 @@ from typing import Any
 
 from raystate.core.formats.errors import ConfigError, callers_code
 from raystate.core.formats.own_files import INSTEAD, MOST_BYTES, MOST_FILES, too_much, why_no_name
+from raystate.waits import ABANDONED_S, LONGEST_S
 
-WAIT_S = 600.0  # for the object's own `save` or `load`
 _FOLDERS = "raystate-item-"
-_YOUNG_S = 60.0  # a folder that is younger may not be locked yet
 
 
 class _Created:
@@ -123,13 +122,13 @@ async def _awaited(item: str, method: str, background: Any) -> None:
 def _run(item: str, method: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def in_time() -> None:
         try:
-            async with asyncio.timeout(WAIT_S) as limit:
+            async with asyncio.timeout(LONGEST_S) as limit:
                 await work()
         except TimeoutError:
             if not limit.expired():  # the object's own
                 raise
-            text = f"item {item!r}: its {method}() did not end in {WAIT_S:.0f} s. {INSTEAD}"
-            raise ConfigError(text, field="items", item=item, waited_s=WAIT_S) from None
+            text = f"item {item!r}: its {method}() did not end in {LONGEST_S:.0f} s. {INSTEAD}"
+            raise ConfigError(text, field="items", item=item, waited_s=LONGEST_S) from None
 
     try:
         asyncio.get_running_loop()
@@ -169,7 +168,7 @@ def _sweep() -> None:
             held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 found = os.fstat(held)
-                if found.st_uid == os.getuid() and time.time() - found.st_mtime > _YOUNG_S:
+                if found.st_uid == os.getuid() and time.time() - found.st_mtime > ABANDONED_S:
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error while its process lives
                     shutil.rmtree(path, ignore_errors=True)
             finally:

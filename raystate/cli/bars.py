@@ -20,8 +20,7 @@ from rich.text import Text
 from raystate.byte_bars import byte_columns, can_show, passes_bars
 from raystate.cli.console import progress_out
 from raystate.orbax.step_reader import StepReader
-
-SHOWN_AFTER_S = 1.0
+from raystate.waits import SHOWN_AFTER_S
 
 
 class Timer(Protocol):

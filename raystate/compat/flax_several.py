@@ -21,10 +21,7 @@ from raystate.compat.flax_errors import TargetError
 from raystate.core.coordinator.desk import ranks_text
 from raystate.core.formats.errors import BarrierTimeoutError, ConfigError, RaystateError, StorageError
 from raystate.core.formats.local_values import disagreement
-
-MEET_S = 300.0  # from a process's call of save until all have called it
-WRITE_S = 3600.0  # until all have written their share: many gigabytes on a slow storage
-_LOOK_S = 0.5  # a process that waits in JAX's service hears no signal
+from raystate.waits import LOOK_EVERY_S, MEET_S, SHARE_WRITTEN_S
 
 Share = tuple[
     str, dict[str, int]
@@ -86,7 +83,7 @@ class Meeting:
                 self._save = self._answer(nonce, "begin", MEET_S + 5)  # process 0 names those that are missing
             except BarrierTimeoutError:
                 # Taken back: process 0 would wait for a share of this process. If it has heard it, it waits for others, and answers.
-                if self._get(str(self.rank), time.monotonic() + _LOOK_S) is not None:
+                if self._get(str(self.rank), time.monotonic() + LOOK_EVERY_S) is not None:
                     raise
                 self._save = self._answer(nonce, "begin", MEET_S + 5)
             return self._save
@@ -117,7 +114,7 @@ class Meeting:
             raise
         finally:
             self._say(f"{self._save}/{self.rank}", said)
-        self._answer(f"{self._save}/of/{self.rank}", "write", WRITE_S)
+        self._answer(f"{self._save}/of/{self.rank}", "write", SHARE_WRITTEN_S)
 
     @contextmanager
     def ending(self) -> Generator[None, None, None]:
@@ -132,8 +129,8 @@ class Meeting:
             BarrierTimeoutError: some have not; names them. StorageError: one could not.
             TargetError: what each holds for itself is not equal.
         """
-        heard: dict[int, Any] = {0: mine, **self._hear(f"{self._save}/", WRITE_S)}
-        self._all_of(heard, "write", WRITE_S)
+        heard: dict[int, Any] = {0: mine, **self._hear(f"{self._save}/", SHARE_WRITTEN_S)}
+        self._all_of(heard, "write", SHARE_WRITTEN_S)
         if failed := {rank: said for rank, said in heard.items() if isinstance(said, str)}:
             rank, why = next(iter(failed.items()))
             raise StorageError(f"saving {self._place}: rank {rank} could not write its share: {why}", rank=rank, path=self._place)
@@ -197,7 +194,7 @@ class Meeting:
         while True:
             left_s = deadline_s - time.monotonic()
             try:
-                text = self._client.blocking_key_value_get(f"{self._topic}/{key}", int(1000 * min(_LOOK_S, max(left_s, 0.0))))
+                text = self._client.blocking_key_value_get(f"{self._topic}/{key}", int(1000 * min(LOOK_EVERY_S, max(left_s, 0.0))))
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise

@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 from raystate.core.formats.errors import StorageError
 from raystate.reader.turns import Handed, Turn
+from raystate.waits import SHARE_WRITTEN_S
 
 logger = logging.getLogger("raystate")
-
-WAIT_S = 3600.0  # for what is under way: many gigabytes on a slow storage
 
 
 class Manager(Protocol):
@@ -62,8 +61,8 @@ def directory_turn(url: str) -> Generator[DirectoryTurn, None, None]:
     try:
         if turn.must_wait:
             logger.debug("a save to %s waits for the one before", url)
-        if not turn.wait(WAIT_S):
-            text = f"an earlier save to {url} has been under way for more than {WAIT_S:g} s"
+        if not turn.wait(SHARE_WRITTEN_S):
+            text = f"an earlier save to {url} has been under way for more than {SHARE_WRITTEN_S:g} s"
             text += ": see whether its storage answers, and save again, or to another directory"
             raise StorageError(text, operation="save", path=url)
         yield mine

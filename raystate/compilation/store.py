@@ -17,6 +17,8 @@ import stat
 import time
 from pathlib import Path
 
+from raystate.waits import ABANDONED_S
+
 logger = logging.getLogger("raystate")
 
 FORMAT = b"raystate-program-1\n"
@@ -25,7 +27,6 @@ SUFFIX = ".program"
 MIN_FREE_SHARE = 0.05  # of the disk; with less, nothing is added: Ray stops placing objects on a disk that is 95% full
 LOOK_EVERY_BYTES = 64 << 20  # added by this process between two looks at the folder's size
 LOOK_EVERY_FILES = 128
-HALF_WRITTEN_S = 3600.0  # a temporary file of that age has lost its writer
 
 
 class ProgramStore:
@@ -98,7 +99,7 @@ class ProgramStore:
             for path in (Path(folder, name) for name in names):
                 with contextlib.suppress(OSError):
                     facts = path.lstat()
-                    if path.name.startswith(".") and facts.st_mtime < time.time() - HALF_WRITTEN_S:
+                    if path.name.startswith(".") and facts.st_mtime < time.time() - ABANDONED_S:
                         path.unlink()
                         continue
                     found.append((facts.st_mtime, facts.st_size, path))

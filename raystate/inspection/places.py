@@ -33,6 +33,7 @@ from raystate.storage import (
 from raystate.storage.attempts import in_the_way
 from raystate.storage.foreign import is_early, is_marked
 from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, step_of
+from raystate.waits import AGAIN_S
 
 logger = logging.getLogger("raystate")
 
@@ -40,7 +41,6 @@ T = TypeVar("T")
 
 # Of a step that is replaced again and again while it is read; of newest steps that are retired, one after the other.
 MOST_READS = 100
-AGAIN_S = 0.1  # until a step is read again: a writer may be replacing it
 
 
 def open_step(storage: Storage, step: int, folder: str | None = None) -> StepReader:

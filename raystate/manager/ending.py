@@ -19,6 +19,7 @@ from raystate.core.formats.messages import Ask, FlushAsked, FlushReply, LeaveAsk
 from raystate.launch_context import leave_unseen
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
+from raystate.waits import AGAIN_S, QUICK_ANSWER_S, TOLD_AFTER_S
 
 logger = logging.getLogger("raystate")
 
@@ -33,11 +34,6 @@ def is_clean_exit(error: BaseException | None) -> bool:
     if isinstance(error, SystemExit):
         return error.code in (None, 0) and not hasattr(error, "ray_terminate_msg")
     return error is None or isinstance(error, GeneratorExit)
-
-
-ASK_EVERY_S = 0.1  # a loop that asks at each turn asks the Coordinator no more often
-ANSWER_S = 5.0
-TOLD_AFTER_S = 5.0  # a wait for another thread's end
 
 
 class Departure:
@@ -111,12 +107,14 @@ class Departure:
             return True
         open_ones = tuple(one for one in promised if one not in self._decided)
         try:
-            reply = session.ask_now(FlushReply, lambda ask: self._question(ask, open_ones, lost, wait=False), timeout_s=ANSWER_S)
+            reply = session.ask_now(
+                FlushReply, lambda ask: self._question(ask, open_ones, lost, wait=False), timeout_s=QUICK_ANSWER_S
+            )
         except StaleAttemptError:
             if not session.unfinished_restore:
                 raise
             return False  # a restore is giving up what was promised
-        self._ask_at_s = session.link.clock() + ASK_EVERY_S
+        self._ask_at_s = session.link.clock() + AGAIN_S
         if reply is None:
             return True
         self._decided = frozenset({*promised, *lost} - set(reply.undecided))

@@ -9,9 +9,7 @@ from raystate.core.formats.errors import BarrierTimeoutError
 from raystate.core.formats.settings import most_wait_s
 from raystate.manager.session import Session
 from raystate.runtime.link import Link
-
-LOOK_S = 0.1
-WORD_S = 2.0  # until the HostActor's word says what the Coordinator has found
+from raystate.waits import AGAIN_S, AT_ONCE_S
 
 
 def wait_for(link: Link, changed: threading.Condition, done: Callable[[], bool], timeout_s: float) -> bool:
@@ -42,7 +40,7 @@ class StoragePace:
     def __init__(self, session: Session):
         config = session.config
         self._session = session
-        self._most_s = WORD_S + most_wait_s(config.barrier_timeout_s, config.hang_timeout_s)
+        self._most_s = AT_ONCE_S + most_wait_s(config.barrier_timeout_s, config.hang_timeout_s)
         self._lineage = ""
         self._durable = -1  # the newest step that was ever seen to be durable: a HostActor that has just started knows of none
         self._waited_s = 0.0
@@ -59,7 +57,7 @@ class StoragePace:
             if self._waited_s >= self._most_s:
                 return
             began_s = session.link.clock()
-            done = has_slot(LOOK_S)
+            done = has_slot(AGAIN_S)
             self._waited_s += session.link.clock() - began_s
             if done:
                 return

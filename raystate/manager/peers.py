@@ -12,10 +12,9 @@ from raystate.core.formats.messages import HostId, RestoreChoice
 from raystate.manager.session import Session
 from raystate.runtime.link import HostCall
 from raystate.runtime.parts import PieceBoxes, PieceHead
+from raystate.waits import AGAIN_S, PEER_CALL_S
 
 CALL_BYTES = 16 << 20  # asked for in one call; a single box may be larger
-CALL_TIMEOUT_S = 20.0
-REST_S = 0.1
 
 
 class FarPieces:
@@ -42,7 +41,7 @@ class FarPieces:
             self._deadline_s = link.clock() + self._patience_s
         if link.clock() > self._deadline_s:
             return False
-        link.rest(seconds=REST_S)
+        link.rest(seconds=AGAIN_S)
         return True
 
     def heads(self, holders: Mapping[int, Sequence[HostId]]) -> tuple[dict[int, PieceHead], dict[int, str]]:
@@ -106,7 +105,7 @@ class FarPieces:
         return HostCall(first.host, "piece_boxes", {**self._what, "rank": first.rank, "boxes": asked})
 
     def _call(self, calls: Sequence[HostCall]) -> Iterator[tuple[int, Any]]:
-        return self._session.call_hosts(calls, timeout_s=CALL_TIMEOUT_S)
+        return self._session.call_hosts(calls, timeout_s=PEER_CALL_S)
 
 
 def _parts(boxes: Sequence[FarBox]) -> list[list[int]]:

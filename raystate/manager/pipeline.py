@@ -24,11 +24,10 @@ from raystate.manager.skipped import SkippedStep
 from raystate.manager.staging import SaveArguments, StepCopy, keep, stage
 from raystate.orbax.save_policies import due_by_step
 from raystate.restored import STATE
+from raystate.waits import MOMENT_S, QUICK_ANSWER_S
 
 logger = logging.getLogger("raystate")
 
-GIVE_UP_S = 1.0  # so long after `save_timeout_s` at the latest, a copy without a slot has given up, and its step is named as lost
-GRANT_WAIT_S = 5.0  # for new slots, mostly milliseconds; after it training begins without, until the HostActor is back
 REMEMBERED_ERRORS = 8
 
 
@@ -231,7 +230,7 @@ class Pipeline:
         if need is not None:
             with self.paused():
                 self._room.take(need)
-            self.wait_until(self._is_granted, GRANT_WAIT_S)
+            self.wait_until(self._is_granted, QUICK_ANSWER_S)
 
     def _is_granted(self) -> bool:
         return (word := self._session.host_word()) is not None and any(word.grants)
@@ -297,7 +296,7 @@ class Pipeline:
         self._session.link.check()
         self._session.refuse_unfinished_restore()
         self._move(self._room.again())
-        self._await_copies(lambda: self._running is None and not self._jobs, self._session.config.save_timeout_s + GIVE_UP_S)
+        self._await_copies(lambda: self._running is None and not self._jobs, self._session.config.save_timeout_s + MOMENT_S)
 
     @contextmanager
     def paused(self) -> Generator[None, None, None]:

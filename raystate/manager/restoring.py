@@ -34,8 +34,9 @@ from raystate.manager.memory import MemorySnapshot, content_from_memory
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 from raystate.restored import ReadOptions, Restored, StepContent, content_from_storage
-from raystate.runtime.progress import FIRST_S, Share
+from raystate.runtime.progress import Share
 from raystate.storage import Storage
+from raystate.waits import SHOWN_AFTER_S
 
 logger = logging.getLogger("raystate")
 
@@ -234,7 +235,7 @@ class Restoring:
             share.turn()
             return False
 
-        stop = session.link.spawn(turn, threading.Condition(), "raystate-progress", FIRST_S)
+        stop = session.link.spawn(turn, threading.Condition(), "raystate-progress", SHOWN_AFTER_S)
         try:
             watched = dataclasses.replace(
                 content, on_plan=lambda nbytes: share.began(choice.begins, nbytes), on_moved=self._undo.callback

@@ -29,10 +29,9 @@ from raystate.core.formats.messages import (
 from raystate.core.formats.words import host_word_from_json, trainer_word_to_json
 from raystate.runtime import stacks
 from raystate.runtime.doorbell import Hello
-from raystate.runtime.link import REPLY_MARGIN_S, Gone, HostCall, Link, Ringer, Unreachable
+from raystate.runtime.link import Gone, HostCall, Link, Ringer, Unreachable
 from raystate.storage import run_hash
-
-RETRY_S = 0.1
+from raystate.waits import AGAIN_S, REPLY_MARGIN_S
 
 R = TypeVar("R", bound=Reply)
 
@@ -108,7 +107,7 @@ class Session:
                 # The Coordinator of the start before is about to end: soon there is another one.
                 if not error.released or self.link.clock() > give_up_s:
                     raise
-            self.link.rest(seconds=RETRY_S)
+            self.link.rest(seconds=AGAIN_S)
 
     def refuse_unfinished_restore(self) -> None:
         """Raises RaystateError in another thread's restore, and after an interrupted one.
@@ -191,7 +190,7 @@ class Session:
                         f"rank {self.rank}: no answer from the Coordinator in phase {phase!r} for {waited_s:.0f} s ({error})",
                         phase=phase, rank=self.rank, waited_s=waited_s,
                     ) from None  # fmt: skip
-                link.rest(seconds=RETRY_S)
+                link.rest(seconds=AGAIN_S)
                 continue
             if isinstance(reply, Failure):
                 raise error_from_name(reply.error, reply.message, reply.details)
@@ -232,7 +231,7 @@ class Session:
                         f"rank {self.rank}: the HostActor of node {host[:8]} did not answer {method!r} within {timeout_s:.0f} s",
                         rank=self.rank, host=host, phase=method, waited_s=timeout_s,
                     ) from None  # fmt: skip
-                link.rest(seconds=RETRY_S)
+                link.rest(seconds=AGAIN_S)
 
     def call_hosts(self, calls: Sequence[HostCall], *, timeout_s: float) -> Iterator[tuple[int, Any]]:
         """See `Link.call_hosts`."""

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 
 from raystate.manager.staging import SaveArguments
-
-STANDS_STILL_S = 0.25  # after the last save; until then the next one is expected, and what it saves is newer
+from raystate.waits import SAVES_PAUSE_S
 
 
 class SkippedStep:
@@ -26,7 +25,7 @@ class SkippedStep:
         if jax.local_device_count() > 1:
             for leaf in jax.tree_util.tree_leaves((given.state, given.items.trees)):
                 _take_apart(leaf)
-        self._given, self._due_s = given, now_s + STANDS_STILL_S
+        self._given, self._due_s = given, now_s + SAVES_PAUSE_S
 
     def forget(self) -> None:
         """There is a newer one, or none is wanted any more."""

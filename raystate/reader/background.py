@@ -14,12 +14,12 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from raystate.core.formats.errors import RaystateError
+from raystate.waits import LONGEST_S
 
 logger = logging.getLogger("raystate")
 
 T = TypeVar("T")
 
-EXIT_WAIT_S = 600.0  # as long as one wait on storage may take
 
 _lock = threading.RLock()  # a signal's handler may save while its thread holds it
 _unsettled: dict[Future[Any], str] = {}  # what is under way -> what it is
@@ -113,16 +113,16 @@ def _register() -> None:
 
 
 def _at_exit() -> None:
-    deadline_s = time.monotonic() + EXIT_WAIT_S
+    deadline_s = time.monotonic() + LONGEST_S
     with _lock:
         waiting = dict(_unsettled)
     for future, what in waiting.items():
         if not future.done():
-            logger.info("the interpreter ends when %s is done, at most %.0f s from now", what, EXIT_WAIT_S)
+            logger.info("the interpreter ends when %s is done, at most %.0f s from now", what, LONGEST_S)
         with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
             future.exception(max(0.0, deadline_s - time.monotonic()))  # a failure is logged by then
         if not future.done():
-            logger.error("%s was not done %.0f s after the interpreter began to end; it is given up", what, EXIT_WAIT_S)
+            logger.error("%s was not done %.0f s after the interpreter began to end; it is given up", what, LONGEST_S)
 
 
 def _in_a_forked_child() -> None:

@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from raystate.arrays.monitoring import SaveEvents
 from raystate.core.formats.errors import ConfigError, RaystateError, StorageError
 from raystate.reader.assembling import take, write_checkpoint
-from raystate.reader.background import EXIT_WAIT_S, in_background
+from raystate.reader.background import in_background
 from raystate.reader.turns import Handed, Turn
 from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
 from raystate.storage.names import ORBAX_TEMPORARY
+from raystate.waits import LONGEST_S
 
-WAIT_S = EXIT_WAIT_S  # for the save before
 _ARRAYS = "arrays"  # no path is called so. Its turn is held from when the arrays of a background save are taken until it is written
 _inside = threading.local()  # .path: of the save_async that this thread is in
 
@@ -60,7 +60,7 @@ def save(
     try:
         content = take(tree, items=items, metrics=metrics, custom=custom)
         # In code that save_async() runs: those that have not begun may wait for its arrays.
-        if not turn.wait(WAIT_S, begun_only=getattr(_inside, "path", None) is not None):
+        if not turn.wait(LONGEST_S, begun_only=getattr(_inside, "path", None) is not None):
             raise _too_late(place, "nothing was written")
         turn.begin()
         write_checkpoint(storage, folder, content, overwrite=overwrite)
@@ -114,9 +114,9 @@ def save_async(
     handed = Handed(write, turns)
     try:
         _inside.path = place
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + LONGEST_S
         turns.append(Turn(place))
-        is_its_turn = turns[0].wait(WAIT_S)
+        is_its_turn = turns[0].wait(LONGEST_S)
         # Only now: a save that has the turn of the arrays waits for no other save.
         turns.append(Turn(_ARRAYS))
         if not (is_its_turn and turns[1].wait(deadline_s - time.monotonic())):
@@ -136,8 +136,8 @@ def save_async(
 
 
 def _too_late(place: str, rest: str) -> StorageError:
-    text = f"saving {place}: the save before it is still not written after {WAIT_S:.0f} s; {rest}"
-    return StorageError(text, operation="save", path=place, waited_s=WAIT_S)
+    text = f"saving {place}: the save before it is still not written after {LONGEST_S:.0f} s; {rest}"
+    return StorageError(text, operation="save", path=place, waited_s=LONGEST_S)
 
 
 def _storage_above(path: StorageUrl) -> tuple[Storage, str]:

@@ -19,11 +19,10 @@ from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
 from raystate.restored import STATE, ReadOptions, Restored, StepContent, content_from_storage
 from raystate.storage import StorageUrl
+from raystate.waits import LOOK_EVERY_S, STARTS_S
 
 T = TypeVar("T")
 
-FOLLOW_POLL_S = 1.0
-APPEARS_S = 60.0  # for a run that starts beside its follower to make its folder
 
 logger = logging.getLogger("raystate")
 
@@ -173,7 +172,7 @@ class Reader:
         given: object = timeout_s
         if given is not None and not (isinstance(given, int | float) and given >= 0):
             raise ConfigError(f"follow(): timeout_s must be seconds, at least 0, or None, not {timeout_s!r}", field="timeout_s")
-        self._wait_until_there(APPEARS_S if timeout_s is None else min(timeout_s, APPEARS_S))
+        self._wait_until_there(STARTS_S if timeout_s is None else min(timeout_s, STARTS_S))
         save_of = self._checkpoints.save_of
         told = {step: save_of(step) for step in self.all_steps() if after is not None and step <= after}
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None
@@ -196,7 +195,7 @@ class Reader:
                     continue
             if deadline_s is not None and time.monotonic() > deadline_s:
                 return
-            time.sleep(FOLLOW_POLL_S if deadline_s is None else max(0.0, min(FOLLOW_POLL_S, deadline_s - time.monotonic())))
+            time.sleep(LOOK_EVERY_S if deadline_s is None else max(0.0, min(LOOK_EVERY_S, deadline_s - time.monotonic())))
 
     # ------------------------------------------------------------ inside
 
@@ -212,7 +211,7 @@ class Reader:
                 if not is_told:
                     logger.warning("%s; follow() waits %.0f s for a run to begin there", error.message, limit_s)
                     is_told = True
-            time.sleep(min(FOLLOW_POLL_S, left_s))
+            time.sleep(min(LOOK_EVERY_S, left_s))
 
     def _placed(self, step: int | None, place: Callable[[StepContent], T]) -> T:
         """Place what is read of a step; count its bytes, and tell the listeners of

@@ -10,9 +10,10 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
+from raystate.waits import LOOK_EVERY_S
+
 Given = TypeVar("Given")
 
-LOOK_S = 1.0  # so often a wait looks whether a save has been dropped without an end
 
 # Of all places, in the order of the calls. No lock guards it, and all its changes are atomic: a
 # signal's handler may save at any moment, and would wait for ever for a lock that its own thread
@@ -68,7 +69,7 @@ class Turn:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return False
-                _rest(one, min(left_s, LOOK_S))
+                _rest(one, min(left_s, LOOK_EVERY_S))
         return True
 
     def begin(self) -> None:

@@ -8,8 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-_JOIN_S = 5.0
-_RELEASE_S = 20.0
+from raystate.waits import CONNECT_S, ENDS_S
 
 
 def fit_given(file: str) -> None:
@@ -23,7 +22,7 @@ def release_left(address: str, hashes: list[str]) -> None:
     """End the actors of these runs, if their Ray is still there."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_JOIN_S).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
     except OSError:
         return
     import ray
@@ -34,7 +33,7 @@ def release_left(address: str, hashes: list[str]) -> None:
     ray.init(address=address, log_to_driver=False)
     for name in hashes:
         with contextlib.suppress(RaystateError):
-            release_by_hash(name, "the rehearsal has ended", _RELEASE_S)
+            release_by_hash(name, "the rehearsal has ended", ENDS_S)
 
 
 if __name__ == "__main__":

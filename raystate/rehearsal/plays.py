@@ -20,9 +20,8 @@ from raystate.rehearsal.verdict import Played
 from raystate.rehearsing import Play
 from raystate.storage import open_storage
 from raystate.storage.url import canonical_url
+from raystate.waits import ENDS_S, STARTS_S
 
-_END_S = 30.0  # for a process that was told to end
-_RELEASE_S = 60.0
 _MOST_OUTPUT = 1 << 20
 
 
@@ -97,7 +96,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+            process.wait(ENDS_S)
 
 
 def records_of(play: Play) -> list[dict[str, Any]]:
@@ -116,7 +115,7 @@ def _clear(played: Played) -> None:
         hashes = [name for name, of in opened.items() if of == address]
         command = [sys.executable, "-m", "raystate.rehearsal.child", "release", address, *hashes]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RELEASE_S, check=False)
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=STARTS_S, check=False)
     for arena_dir in {record["arena_dir"] for record in played.of("opened")}:
         with contextlib.suppress(RaystateError):
             for left in default_root(arena_dir).glob(f"{PREFIX}*"):

@@ -16,14 +16,13 @@ from raystate.core.formats.errors import ConfigError
 from raystate.rehearsal.plays import Stage, scratch_folder
 from raystate.rehearsal.verdict import PLAYS, Played, Rehearsal, Verdict
 from raystate.rehearsing import Play, play
+from raystate.waits import LONGEST_S
 
 if TYPE_CHECKING:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.v2.jax import JaxConfig
 
 logger = logging.getLogger("raystate")
-
-TIMEOUT_S = 600.0
 
 
 def rehearse(
@@ -38,7 +37,7 @@ def rehearse(
     datasets: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     global_batch: int | None = None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = LONGEST_S,
     scratch: str | os.PathLike[str] | None = None,
 ) -> Rehearsal:
     """Find out whether a restart would work, before the training begins.

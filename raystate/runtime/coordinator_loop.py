@@ -54,15 +54,11 @@ from raystate.runtime.progress import Going
 from raystate.runtime.record import Recorder
 from raystate.runtime.storing import Storing, Workers
 from raystate.storage import LogGoneError, Storage
+from raystate.waits import AGAIN_S, ASKED_AGAIN_S, CRASHED_AGAIN_S, RETRY_FIRST_S
 
 logger = logging.getLogger("raystate.coordinator")
 
 Look = TypeVar("Look")
-
-TICK_S = 0.1
-CLAIM_AGAIN_S = 1.0
-LOOK_FOR_DEAD_S = 15.0
-CRASHED_AGAIN_S = 10.0  # a new attempt that fails so soon would fail again and again
 
 
 class Hosts(Protocol):
@@ -227,7 +223,7 @@ class CoordinatorLoop:
         began_s = self._clock()
         try:
             while not self._ended.is_set():
-                self.turn(TICK_S)
+                self.turn(AGAIN_S)
         except Exception as error:
             logger.exception("the coordinator stopped")
             again_at_once = self._restarted and self._clock() - began_s < CRASHED_AGAIN_S
@@ -253,7 +249,7 @@ class CoordinatorLoop:
         if self.attempt < 0:
             return self._claim_or_rest(timeout_s)
         if busy := self._clock() >= self._next_tick_s:
-            self._next_tick_s = self._clock() + TICK_S
+            self._next_tick_s = self._clock() + AGAIN_S
             self._handle(Tick())
         try:
             event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
@@ -278,11 +274,11 @@ class CoordinatorLoop:
         except LogGoneError as error:
             if error.message != self._gone:
                 logger.warning("the run can't be claimed: %s; it is tried again", error)
-            self._claim_s, self._gone = self._clock() + CLAIM_AGAIN_S, error.message
+            self._claim_s, self._gone = self._clock() + RETRY_FIRST_S, error.message
             return
         except (StorageError, CorruptCheckpointError, ConfigError) as error:  # the last two: a log that can't be read
             if self._restarted and isinstance(error, StorageError):
-                self._claim_s = self._clock() + CLAIM_AGAIN_S
+                self._claim_s = self._clock() + RETRY_FIRST_S
                 logger.warning("the run can't be claimed again yet: %s", error)
                 return
             kind = StorageError if isinstance(error, StorageError) else type(error)
@@ -300,7 +296,7 @@ class CoordinatorLoop:
     def _handle(self, event: Event, *, more: bool = False) -> None:
         now_s = self._clock()
         if self.machine.held_by and now_s >= self._look_s:
-            self._look_s = now_s + LOOK_FOR_DEAD_S
+            self._look_s = now_s + ASKED_AGAIN_S
             self._storing.look_for_dead()
         self.ledger.observe(event, now_s)
         self._long_waits.observe(event, now_s)

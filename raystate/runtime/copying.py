@@ -35,13 +35,11 @@ from raystate.core.formats.tree import Layout, SlotTable
 from raystate.runtime.parts import PieceHead
 from raystate.runtime.priority import give_way
 from raystate.runtime.slot_store import header_of
+from raystate.waits import AT_ONCE_S, PEER_CALL_S, TRANSFER_S
 
 logger = logging.getLogger("raystate.host")
 
 CHUNK_BYTES = 16 * 1024 * 1024
-CALL_TIMEOUT_S = 20.0
-TRANSFER_TIMEOUT_S = 300.0
-END_TIMEOUT_S = 2.0
 TRANSFERS = 4  # at once, each from another host
 
 
@@ -114,7 +112,7 @@ class Copier:
         with self._lock:
             self._stopping = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        wait(list(self._running), timeout=END_TIMEOUT_S)
+        wait(list(self._running), timeout=AT_ONCE_S)
 
     # ------------------------------------------------------------ one transfer, on its thread
 
@@ -134,7 +132,7 @@ class Copier:
                 self._transfers.pop(number, None)
 
     def _bring(self, number: int, transfer: _Bringing) -> None:
-        deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
+        deadline_s = time.monotonic() + TRANSFER_S
         head: PieceHead = self._call(transfer, "piece_head", {})
         transfer.head = head
         ref = self._arena.put_layout(head.layout)
@@ -174,7 +172,7 @@ class Copier:
         data = slot.data_mut
         for start in range(0, head.data_bytes, CHUNK_BYTES):
             if self._stopping or time.monotonic() > deadline_s:
-                raise RaystateError("this HostActor ends" if self._stopping else f"it took longer than {TRANSFER_TIMEOUT_S:g} s")
+                raise RaystateError("this HostActor ends" if self._stopping else f"it took longer than {TRANSFER_S:g} s")
             size = min(CHUNK_BYTES, head.data_bytes - start)
             chunk = self._call(transfer, "piece_chunk", {"start": start, "size": size})
             if chunk.nbytes != size:
@@ -191,7 +189,7 @@ class Copier:
             raise RaystateError(f"host {order.source[:8]} can't be called from here")
         lineage, step, again = order.snapshot
         what = {"lineage": lineage, "step": step, "again": again, "rank": order.rank}
-        return self._peers.call(order.source, method, CALL_TIMEOUT_S, {**what, **request})
+        return self._peers.call(order.source, method, PEER_CALL_S, {**what, **request})
 
 
 def _open_slot(held: SlotSet, number: int) -> Slot:

@@ -24,15 +24,13 @@ from typing import TypeVar
 
 from raystate.arena.files import remove_entry
 from raystate.core.formats.errors import BarrierTimeoutError
+from raystate.waits import AGAIN_S, CONNECT_S, SOON_S
 
 logger = logging.getLogger("raystate.doorbell")
 
 RING = b"\n"
 BYE = b"B"  # the trainer detaches on purpose
 MAX_LINE_BYTES = 4096
-CONNECT_TIMEOUT_S = 5.0
-RECONNECT_INTERVAL_S = 0.1
-FIRST_INTERVAL_S = 0.01  # a start waits for it
 
 _MAX_PATH_BYTES = 107  # what a Unix socket's address has room for
 _READ_BYTES = 4096  # of one caller at a time, so that one who talks without end does not keep the others waiting
@@ -279,13 +277,13 @@ class Bell:
                         phase="start",
                         waited_s=timeout_s,
                     ) from None
-            time.sleep(FIRST_INTERVAL_S)
+            time.sleep(SOON_S)
         self._keeper.start()
 
     def _connect(self) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(CONNECT_TIMEOUT_S)
+            connection.settimeout(CONNECT_S)
             _with_address(self._path, connection.connect)
             said = b""
             while not self._take(connection, said):  # the hello may change while it is being said
@@ -305,7 +303,7 @@ class Bell:
                 return False
             connection.settimeout(None)
             # Of sending only: the keeper's recv waits for as long as the connection lives.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(CONNECT_TIMEOUT_S), 0))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(CONNECT_S), 0))
             self._socket = connection
             return True
 
@@ -315,7 +313,7 @@ class Bell:
             connection = self._socket
             if connection is None:
                 # First a pause: somebody who hangs up on each call must not be called without end.
-                if not self._closed.wait(RECONNECT_INTERVAL_S):
+                if not self._closed.wait(AGAIN_S):
                     with contextlib.suppress(OSError):
                         self._connect()
                         self.ring()
@@ -331,7 +329,7 @@ class Bell:
                 connection.close()
 
     def introduce(self, hello: Hello) -> None:
-        """Tell the HostActor more about this trainer (its slots); remembered for reconnects. Waits at most `CONNECT_TIMEOUT_S`."""
+        """Tell the HostActor more about this trainer (its slots); remembered for reconnects. Waits at most `CONNECT_S`."""
         with self._lock:
             self._hello = hello
             connection = self._socket
@@ -364,7 +362,7 @@ class Bell:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         if self._keeper.is_alive():
-            self._keeper.join(timeout=CONNECT_TIMEOUT_S)
+            self._keeper.join(timeout=CONNECT_S)
         with self._lock:
             if self._socket is not None:
                 self._socket.close()

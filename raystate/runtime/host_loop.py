@@ -58,12 +58,10 @@ from raystate.runtime.serving import Serving
 from raystate.runtime.slot_store import SlotStore
 from raystate.runtime.writing import write_slots
 from raystate.storage import Storage
+from raystate.waits import LOOK_EVERY_S, PRUNE_EVERY_S, WORDS_EVERY_S
 
 logger = logging.getLogger("raystate.host")
 
-FILES_EVERY_S = 1.0  # the arena's files are looked for
-LOOK_INTERVAL_S = 0.25  # words are looked at even when no bell rings (a lost ring costs no more than this)
-PRUNE_EVERY_S = 60.0
 WRITERS = 2  # saves at once: one is the rule, a second when the Coordinator has given the first up
 
 
@@ -142,10 +140,10 @@ class HostLoop:
     def _run(self) -> None:
         while not self._stopping:
             try:
-                self.turn(LOOK_INTERVAL_S)
+                self.turn(WORDS_EVERY_S)
             except Exception:
                 logger.exception("looking at trainers and words failed; trying again")
-                time.sleep(LOOK_INTERVAL_S)
+                time.sleep(WORDS_EVERY_S)
 
     def turn(self, timeout_s: float = 0.0) -> None:
         """Look once, after at most `timeout_s` without a ring."""
@@ -165,7 +163,7 @@ class HostLoop:
         """Whether files of the arena have been removed: then this loop serves no trainer any
         more."""
         with self._lock:
-            self._files_s = self._clock() + FILES_EVERY_S
+            self._files_s = self._clock() + LOOK_EVERY_S
             if not self._has_vanished and (gone := self.arena.missing(self._door.path)) is not None:
                 self._has_vanished = True
                 self._vanished(gone)

@@ -33,6 +33,7 @@ from raystate.in_threads import map_in_threads
 from raystate.runtime.ends import End, Ends, Told, first_to_fail
 from raystate.runtime.tenancy import Presence
 from raystate.storage import Storage
+from raystate.waits import GOODBYE_S
 
 logger = logging.getLogger("raystate.coordinator")
 
@@ -40,7 +41,6 @@ EVENTS = ".raystate/events"
 REMEMBERED_GROUPS = 8  # older ones are no news any more
 REMEMBERED_SAVES = 64  # that are under way
 _REMEMBERED_ASKS = 1 << 16  # of ranks that join
-END_WAIT_S = 5.0  # for what is still being written when the run ends
 _READERS = 16  # objects at a time
 _SAVE = "save-"  # in the names of what is noted of saves
 _TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool}
@@ -314,7 +314,7 @@ class Ledger:
 
     def close(self) -> None:
         """Wait a moment for what is being written: the process ends now."""
-        deadline_s = time.monotonic() + END_WAIT_S
+        deadline_s = time.monotonic() + GOODBYE_S
         for thread in self._writing:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, Protocol
 from raystate.core.formats.messages import HostId, Progress, Reply, TrainerExited
 from raystate.runtime.doorbell import Hello
 
-REPLY_MARGIN_S = 30.0  # for an answer: the Coordinator's own deadlines come first, they can name who is missing and what is lost
-
 
 class Unreachable(Exception):  # noqa: N818 - a state, for this package only
     """The other end is away, and may come back: ask again until the deadline."""

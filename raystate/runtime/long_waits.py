@@ -20,12 +20,9 @@ from raystate.core.formats.messages import (
     Written,
 )
 from raystate.runtime.progress import Going, Shares
+from raystate.waits import ABANDONED_S, SELDOM_S, TOLD_AFTER_S
 
 logger = logging.getLogger("raystate.coordinator")
-
-FIRST_S = 10.0
-SELDOM_S = 300.0  # lines are no further apart
-FORGOTTEN_S = 3600.0  # after so long without a word of its end
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +64,7 @@ class LongWaits:
         match message:
             case Write(save=save, step=step):
                 if save not in self._saves:
-                    self._saves[save] = LongWait(of=save, step=step, since_s=now_s, next_s=now_s + FIRST_S, heard_s=now_s)
+                    self._saves[save] = LongWait(of=save, step=step, since_s=now_s, next_s=now_s + TOLD_AFTER_S, heard_s=now_s)
             case Written(save=save, host=host, error=""):
                 if save in self._saves:
                     self._saves[save].shares.finished(host)
@@ -75,7 +72,9 @@ class LongWaits:
                 self._saves.pop(save, None)
             case Answer(reply=RestoreChoice(step=step, tier=tier, begins=begins)) if step >= 0:
                 if self._restore is None or self._restore.of != begins:
-                    self._restore = LongWait(of=begins, step=step, tier=tier, since_s=now_s, next_s=now_s + FIRST_S, heard_s=now_s)
+                    self._restore = LongWait(
+                        of=begins, step=step, tier=tier, since_s=now_s, next_s=now_s + TOLD_AFTER_S, heard_s=now_s
+                    )
             case Answer(reply=RestoreSettled()) | EndTrainers() | TrainerExited():
                 self._restore = None
             case Progress():
@@ -96,8 +95,8 @@ class LongWaits:
         return [*self._saves.values(), *([self._restore] if self._restore is not None else [])]
 
     def _tell(self, now_s: float) -> None:
-        self._saves = {save: wait for save, wait in self._saves.items() if now_s - wait.heard_s <= FORGOTTEN_S}
-        if self._restore is not None and now_s - self._restore.heard_s > FORGOTTEN_S:
+        self._saves = {save: wait for save, wait in self._saves.items() if now_s - wait.heard_s <= ABANDONED_S}
+        if self._restore is not None and now_s - self._restore.heard_s > ABANDONED_S:
             self._restore = None
         for wait in self._all():
             if now_s >= wait.next_s:

@@ -16,19 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from raystate.waits import ANSWER_S, HELD_S, OVERDUE_S, PREEMPTION_S, RETRY_FIRST_S
+
 logger = logging.getLogger("raystate.host")
 
 GCE_METADATA_URL = "http://metadata.google.internal"
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
-PREEMPTION_S = 30.0  # from the notice to the end
-# SIGTERM does not say when SIGKILL follows. Kubernetes waits 30 s, minus what has passed before.
-SIGTERM_S = 20.0
-HELD_S = 60.0  # the server answers after so long although nothing has changed
-ANSWER_S = HELD_S + 10.0
-# News are told again so often: each may get lost. The server is asked no more often, even if it
-# answers at once.
-AGAIN_S = 1.0
-OVERDUE_S = 30.0  # after its end a node that is still there is not told of any more: somebody was wrong
 
 Tell = Callable[[float, str], None]
 """Takes (seconds until the end, who says so)."""
@@ -88,7 +81,7 @@ class Notice:
     def _repeat(self) -> None:
         while self._noticed.wait() and not self._closed:
             left_s = (self._until_s or 0.0) - self._clock.monotonic()
-            if left_s < -OVERDUE_S:
+            if left_s < -OVERDUE_S / 2:
                 self._until_s = None
                 self._noticed.clear()
                 if self._until_s is not None:  # there was news in between
@@ -99,7 +92,7 @@ class Notice:
                 self._tell(max(0.0, left_s), self._why)
             except Exception as error:  # Ray's head is out of reach, say
                 logger.warning("that this node goes away could not be told: %s: %s", type(error).__name__, error)
-            self._clock.sleep(AGAIN_S)
+            self._clock.sleep(RETRY_FIRST_S)
 
     def _watch(self, url: str) -> None:
         tag, was, is_quiet = "0", "FALSE", True
@@ -115,7 +108,7 @@ class Notice:
                 if value == "TRUE" and was != "TRUE":
                     self.notice(PREEMPTION_S, "its cloud preempts it")
                 was = value
-            self._clock.sleep(AGAIN_S)
+            self._clock.sleep(RETRY_FIRST_S)
 
 
 def ask(url: str, path: str, tag: str) -> tuple[str, str]:
@@ -127,7 +120,7 @@ def ask(url: str, path: str, tag: str) -> tuple[str, str]:
         tag: of the value that is known; "0": none is, so that any value is news.
     """
     base = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(base.netloc, timeout=ANSWER_S)
+    connection = http.client.HTTPConnection(base.netloc, timeout=HELD_S + ANSWER_S)
     query = urllib.parse.urlencode({"wait_for_change": "true", "timeout_sec": int(HELD_S), "last_etag": tag})
     try:
         connection.request("GET", f"{base.path.rstrip('/')}{path}?{query}", headers={"Metadata-Flavor": "Google"})

@@ -12,10 +12,7 @@ from raystate.core.formats.errors import ConfigError, RaystateError
 from raystate.core.formats.messages import Failure
 from raystate.storage import LogReader, ObjectMissingError, Storage, open_storage
 from raystate.storage.names import log_name
-
-SEEN_WITHIN_S = 5.0  # a mount may take a moment to show what another node has written
-_LOOK_S = 0.1
-_ANSWER_S = 3.0  # then storage is slow or out, which says nothing of whose it is
+from raystate.waits import AGAIN_S, FILE_S, QUICK_STORAGE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +30,9 @@ class Claim:
 
 def sees(storage_url: str, claim: Claim) -> bool:
     """Whether this process finds the entry in the storage. A failure of storage counts as seen."""
-    storage = open_storage(storage_url, timeout_s=_ANSWER_S)
+    storage = open_storage(storage_url, timeout_s=QUICK_STORAGE_S)
     log = LogReader(storage)
-    end_s = time.monotonic() + SEEN_WITHIN_S
+    end_s = time.monotonic() + FILE_S
     while True:
         _forget_absence(storage, log_name(claim.seq))
         try:
@@ -45,7 +42,7 @@ def sees(storage_url: str, claim: Claim) -> bool:
                 return False
         except RaystateError:
             return True
-        time.sleep(_LOOK_S)
+        time.sleep(AGAIN_S)
 
 
 def _forget_absence(storage: Storage, name: str) -> None:

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from raystate.arena import format_bytes
 from raystate.core.formats.messages import HostId, Progress
-
-FIRST_S = 1.0  # what ends before is not told of
-EVERY_S = 1.0
+from raystate.waits import LOOK_EVERY_S, SHOWN_AFTER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,7 @@ class Share:
     def began(self, of: str, total_bytes: int) -> None:
         """It moves so many bytes from now on; said again, so many more."""
         if not self._began:
-            self._next_s = self._clock() + FIRST_S
+            self._next_s = self._clock() + SHOWN_AFTER_S
         before, total = self._began.get(of, (self._done(), 0))
         self._began[of] = (before, total + total_bytes)
 
@@ -88,7 +86,7 @@ class Share:
         """Tell, if it is time."""
         if not self._began or self._clock() < self._next_s:
             return
-        self._next_s = self._clock() + EVERY_S
+        self._next_s = self._clock() + LOOK_EVERY_S
         for of, (before, total) in list(self._began.items()):
             done = min(total, max(0, self._done() - before))
             self._tell(Progress(of=of, who=self._who, done_bytes=done, total_bytes=total))

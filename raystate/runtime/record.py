@@ -23,6 +23,7 @@ from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Command, Event, Settings
 from raystate.runtime.priority import give_way
 from raystate.runtime.record_codec import UnknownMessageError, decode, encode
+from raystate.waits import AGAIN_S
 
 logger = logging.getLogger("raystate.coordinator")
 
@@ -30,7 +31,6 @@ FORMAT = 2
 PART_BYTES = 2 << 20  # of a file before it is compressed, to about a tenth
 TOTAL_BYTES = 6 << 20  # of all files of a run, on one node
 MOST_WAITING = 20_000  # records that wait to be written; more are left out
-PAUSE_S = 0.1  # between two writes: what a crash can cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Recorder:
             self._forget_later_attempts()
             self._open()
             while self._write_waiting():
-                self._closing.wait(PAUSE_S)
+                self._closing.wait(AGAIN_S)
         except Exception as error:
             self._off = True
             logger.warning("the record in %s ends here: %s", self._folder, error)

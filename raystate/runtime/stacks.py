@@ -16,12 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from raystate.waits import AGAIN_S, AT_ONCE_S, SOON_S
+
 logger = logging.getLogger("raystate")
 
 SIGNAL = signal.SIGUSR2
-TAKE_S = 2.0  # a process that is stopped, or has no Python any more, writes nothing
-_QUIET_S = 0.1  # nothing more has come for so long: that was all
-_POLL_S = 0.02
 _PREFIX = "stacks-"
 MOST_CHARS = 4000  # of a stack that is told
 _OTHERS = ("site-packages", "lib/python", "<frozen")  # in the paths of files that are not the user's
@@ -81,7 +80,7 @@ def _is_caught() -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
 
 
-def take(folder: Path, pid: int, *, timeout_s: float = TAKE_S) -> str:
+def take(folder: Path, pid: int, *, timeout_s: float = AT_ONCE_S) -> str:
     """The stacks of a process that has offered them, most recent call first; "" if it has not, or writes none in time."""
     path = _path(folder, pid)
     try:
@@ -94,8 +93,8 @@ def take(folder: Path, pid: int, *, timeout_s: float = TAKE_S) -> str:
         while time.monotonic() < min(end_s, quiet_s):
             found = path.read_bytes()[size:].decode(errors="replace")
             if found != text:
-                text, quiet_s = found, time.monotonic() + _QUIET_S
-            time.sleep(_POLL_S)
+                text, quiet_s = found, time.monotonic() + AGAIN_S
+            time.sleep(SOON_S)
     return _own_first(text)
 
 

@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystate.core.coordinator.snapshots import JOIN_GRACE_S
 from raystate.core.formats.messages import (
     Advise,
     Answer,
@@ -22,12 +21,7 @@ from raystate.core.formats.messages import (
     TrainerExited,
     group_of,
 )
-
-STARTING_S = 10.0  # an owner's trainers start, or start again: no other launch gets in between
-CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone
-LEAVING_S = 60.0  # closing takes at most about so long, else something is wrong
-SILENT_S = 10.0  # a report that is older says nothing about who is alive
-LOST_S = 60.0  # a host reports every second: one that has been silent for so long is gone, with what it held
+from raystate.waits import CONNECT_S, HEARD_S, HOST_LOST_S, LEAVING_S, STARTS_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,19 +118,19 @@ class Presence:
 
     def alive(self, now_s: float) -> bool:
         """Whether a trainer is there, as far as this is known."""
-        if any(listed and now_s - when_s < SILENT_S for when_s, listed in self._listed.values()):
+        if any(listed and now_s - when_s < HEARD_S for when_s, listed in self._listed.values()):
             return True
-        if any(now_s - since_s < JOIN_GRACE_S for _, _, since_s in self._asked.values()):
+        if any(now_s - since_s < STARTS_S for _, _, since_s in self._asked.values()):
             return True  # it waits for the other ranks; only afterwards it connects to its HostActor
         return any(self._may_connect(host, since_s, now_s) for host, since_s in self._joined.values())
 
     def _may_connect(self, host: HostId, since_s: float, now_s: float) -> bool:
         reported_s, _ = self._listed.get(host, (float("-inf"), None))
-        return now_s - since_s < JOIN_GRACE_S and reported_s - since_s < CONNECT_S
+        return now_s - since_s < STARTS_S and reported_s - since_s < CONNECT_S
 
     def only_in_memory(self, now_s: float) -> tuple[int, int] | None:
         """(newest step held, newest durable step) if hosts hold a step that storage doesn't have yet, else None."""
-        held = max((step for when_s, step in self._held.values() if now_s - when_s < LOST_S), default=-1)
+        held = max((step for when_s, step in self._held.values() if now_s - when_s < HOST_LOST_S), default=-1)
         return (held, self._durable_step) if held > self._durable_step else None
 
 
@@ -207,7 +201,7 @@ def occupancy(owner: Owner, presence: Presence, *, owner_s: float, now_s: float)
         return "in use"
     # A script that has joined and is gone won't come back; a launcher starts its trainers again.
     comes = owner.launched or presence.joined_s < owner_s
-    recent = now_s - max(owner_s, presence.heard_s) < STARTING_S
+    recent = now_s - max(owner_s, presence.heard_s) < HEARD_S
     return "starting" if comes and recent else "free"
 
 

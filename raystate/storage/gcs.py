@@ -21,11 +21,10 @@ from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError
 from raystate.storage.objects import BucketStorage
+from raystate.waits import ASKED_AGAIN_S, CONNECT_S
 
 Result = TypeVar("Result")
 
-CONNECT_S = 5.0
-SILENCE_S = 15.0  # a server that says nothing for so long is asked again
 _BATCH = 100  # what GCS takes in one batch request
 
 _LISTED = "items(name,size,generation,crc32c,md5Hash),prefixes,nextPageToken"
@@ -141,7 +140,7 @@ class GcsStorage(BucketStorage):
         timeout_s = self._timeout_s
         retry = DEFAULT_RETRY.with_timeout(timeout_s).with_delay(initial=0.2, maximum=5.0, multiplier=2.0)
         try:
-            return call({"timeout": (min(CONNECT_S, timeout_s), min(SILENCE_S, timeout_s)), "retry": retry})
+            return call({"timeout": (min(CONNECT_S, timeout_s), min(ASKED_AGAIN_S, timeout_s)), "retry": retry})
         except exceptions.NotFound as error:
             if operation in ("list", "create") or "bucket does not exist" in str(cast(Any, error).message):
                 raise storage_error(operation, path, error, text=_describe(error)) from error

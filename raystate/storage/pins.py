@@ -21,8 +21,7 @@ from raystate.core.formats.errors import StepNotFoundError, StorageError
 from raystate.storage.base import ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.log_reader import LogReader
 from raystate.storage.names import PINS, step_of
-
-CLOCKS_DIFFER_S = 24 * 3600.0  # by more than they do, wrong time zones included
+from raystate.waits import CLOCKS_DIFFER_S
 
 
 @contextlib.contextmanager

@@ -17,11 +17,7 @@ from raystate.byte_bars import byte_columns, can_show, passes_bars
 from raystate.config import StateConfig
 from raystate.runtime.progress import Going
 from raystate.storage import run_hash
-
-SHOWN_AFTER_S = 2.0
-LOOK_EVERY_S = 1.0
-ANSWER_S = 5.0
-END_S = 10.0
+from raystate.waits import ENDS_S, LOOK_EVERY_S, QUICK_ANSWER_S, SHOWN_AFTER_S
 
 
 class RunBar:
@@ -72,7 +68,7 @@ def run_bar(config: StateConfig) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        thread.join(timeout=END_S)
+        thread.join(timeout=ENDS_S)
 
 
 def _watch(bar: RunBar, look: Callable[[], Sequence[Going]], ended: threading.Event) -> None:
@@ -87,7 +83,7 @@ def _going(config: StateConfig) -> Sequence[Going]:
     """What the Coordinator knows; nothing if it can't be asked now."""
     try:
         coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run)))
-        report: RunReport = ray.get(coordinator.status.remote(), timeout=ANSWER_S) if coordinator is not None else RunReport()
+        report: RunReport = ray.get(coordinator.status.remote(), timeout=QUICK_ANSWER_S) if coordinator is not None else RunReport()
         return report.going
     except (RayError, GetTimeoutError, TimeoutError):
         return ()

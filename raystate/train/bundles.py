@@ -18,10 +18,9 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raystate.train.rays import exceptions, worker_group
+from raystate.waits import AGAIN_S, STARTS_S
 
-LOOK_S = 0.25
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"  # the variable of Ray Train's setting
-RAYS_START_TIMEOUT_S = 60.0  # where it is not set
 _SOMEWHERE = "CREATED"  # state of a placement group that has all of its places
 
 
@@ -39,7 +38,7 @@ def install(*, start_s: float) -> None:
         for index in range(num_workers):
             place = PlacementGroupSchedulingStrategy(placement_group=placement_group, placement_group_bundle_index=index)
             actors.append(kind.options(scheduling_strategy=place).remote())
-        timeout_s = float(os.environ.get(START_TIMEOUT, RAYS_START_TIMEOUT_S))
+        timeout_s = float(os.environ.get(START_TIMEOUT, STARTS_S))
         answers = first_answers(actors, placement_group, timeout_s=timeout_s, start_s=start_s)
         return list(zip(actors, answers, strict=True))
 
@@ -93,7 +92,7 @@ def first_answers(actors: Sequence[Any], placement_group: Any, *, timeout_s: flo
     gone_s: float | None = None
     try:
         while True:
-            ready, left = ray.wait(answers, num_returns=len(answers), timeout=LOOK_S)
+            ready, left = ray.wait(answers, num_returns=len(answers), timeout=AGAIN_S)
             ray.get(ready)  # one that has died is not waited for
             if not left:
                 return ray.get(answers)

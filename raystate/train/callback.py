@@ -36,16 +36,12 @@ from raystate.train.elastic import ElasticGroups
 from raystate.train.policy import Ending, RetryPolicy, pinned_nodes
 from raystate.train.rays import callbacks, states
 from raystate.train.standby import SWITCH, Standby
+from raystate.waits import ANSWER_S, MOMENT_S, PINNED_START_S, TRAIN_POLL_S
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
 POLL_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"  # the variable of Ray Train's setting
-POLL_INTERVAL_S = 0.2  # Ray's own is 2 s: on average a second until a death is noticed
-PINNED_START_S = 10.0  # then the workers may go anywhere
-ROOM_S = 1.0  # for the group before to have given its resources back
-OTHERS_GRACE_S = 1.0  # after one rank's exception, for the others' own
-_PROBE_S = 10.0  # more than the Coordinator and storage are given
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +128,7 @@ class RayTrainCallback(_Callback):
         self.__dict__.update(state)
         self._reset()
         # The controller unpickles its callbacks before it reads this; a value that the user set has arrived already.
-        os.environ.setdefault(POLL_INTERVAL, str(POLL_INTERVAL_S))
+        os.environ.setdefault(POLL_INTERVAL, str(TRAIN_POLL_S))
 
     # ------------------------------------------------------------ in the worker
 
@@ -181,7 +177,7 @@ class RayTrainCallback(_Callback):
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         pinned_to = [node for node in self._pins if node is not None]
         if pinned_to:
-            nodes.wait_for_room(pinned_to, worker_group_context.resources_per_worker, deadline_s=ROOM_S)
+            nodes.wait_for_room(pinned_to, worker_group_context.resources_per_worker, deadline_s=MOMENT_S)
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
         self._group = secrets.token_hex(8)
@@ -233,12 +229,12 @@ class RayTrainCallback(_Callback):
         self._failures |= endings.failures(statuses)
         if self._failures:
             if not any(failure.died for failure in self._failures.values()):
-                self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=OTHERS_GRACE_S)
+                self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=MOMENT_S)
             dead = {rank for rank, failure in self._failures.items() if failure.died}
             self._told = endings.told_ends(self._run_hash, self._group, dead)
             if dead and not self._told:
                 # On a busy machine the Coordinator may be late; a survivor may have raised what led to a death.
-                self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=OTHERS_GRACE_S, once=True)
+                self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=MOMENT_S, once=True)
             self._end_workers(but=self._failures)
             return
         if self._standby is not None and not worker_group_status.finished:
@@ -281,7 +277,7 @@ class RayTrainCallback(_Callback):
             self._again(ending)
             return
         if not ending.is_known:  # nothing is started again: there is time to ask
-            self._told = endings.told_ends(self._run_hash, self._group, set(self._failures), within_s=_PROBE_S)
+            self._told = endings.told_ends(self._run_hash, self._group, set(self._failures), within_s=ANSWER_S)
             ending = endings.classify(error, self._failures, self._told)
         given_up = "" if self._elastic is None else self._elastic.given_up
         if ending.kind == "final" and isinstance(ending.error, RaystateError):
@@ -386,7 +382,7 @@ class RayTrainCallback(_Callback):
 
         def result() -> int | None:
             try:
-                return future.result(timeout=_PROBE_S)
+                return future.result(timeout=ANSWER_S)
             except Exception as error:  # storage or the Coordinator doesn't answer: no progress that we know of
                 logger.warning("cannot tell the newest step: %s: %s", type(error).__name__, error)
                 return None

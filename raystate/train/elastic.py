@@ -24,10 +24,9 @@ from raystate.core.formats.texts import counted
 from raystate.core.launcher.elastic import Elastic, Newest, Sizes, Wish, room_of
 from raystate.train import nodes
 from raystate.train.rays import scaling_policy
+from raystate.waits import LOOK_EVERY_S
 
 logger = logging.getLogger(__name__)
-
-LOOK_S = 1.0  # between two looks for room
 
 
 class ElasticGroups:
@@ -124,7 +123,7 @@ class ElasticGroups:
     # ------------------------------------------------------------ room
 
     def _look(self, policy: Any, now_s: float) -> None:
-        if self._decides.is_full or now_s - self._looked_s < LOOK_S:
+        if self._decides.is_full or now_s - self._looked_s < LOOK_EVERY_S:
             return
         self._looked_s = now_s
         try:

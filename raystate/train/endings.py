@@ -31,6 +31,7 @@ from raystate.core.formats.texts import counted
 from raystate.runtime.ends import End, Told, is_collateral, one_line
 from raystate.train.policy import Ending, Seen, culprit, signature_of
 from raystate.train.rays import exceptions
+from raystate.waits import MOMENT_S, QUICK_ANSWER_S, SOON_S
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +39,6 @@ logger = logging.getLogger(__name__)
 FINAL = (
     StaleAttemptError, RunInUseError, ConfigError, ReferenceMismatchError, ItemTopologyError, StepOrderError,
 )  # fmt: skip
-
-# For the news of every death to reach the Coordinator; later news are asked for later.
-_ENDS_S = 1.0
-_EXAMINE_S = 5.0  # for hosts to find out where their hanging ranks are
-_ENDS_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +127,7 @@ def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once:
     return found
 
 
-def told_ends(run_hash: str, group: str, dead: set[int], *, within_s: float = _ENDS_S) -> tuple[End, ...] | None:
+def told_ends(run_hash: str, group: str, dead: set[int], *, within_s: float = MOMENT_S) -> tuple[End, ...] | None:
     """What the run's Coordinator knows of the group's ends, in order. Waits a moment for the news of these deaths.
 
     Ask before the workers are ended: later on everybody is dead. None: no Coordinator knows the group, and none ever will. Nothing: it
@@ -151,9 +147,9 @@ def told_ends(run_hash: str, group: str, dead: set[int], *, within_s: float = _E
             return None  # the group has not got as far as to join
         ends, waited_s = told.ends, time.monotonic() - start_s
         has_all = dead <= {end.rank for end in ends} or waited_s > within_s
-        if has_all and (not told.awaited or waited_s > within_s + _EXAMINE_S):
+        if has_all and (not told.awaited or waited_s > within_s + QUICK_ANSWER_S):
             return ends
-        time.sleep(_ENDS_POLL_S)
+        time.sleep(SOON_S)
 
 
 def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told: Sequence[End] | None = None) -> Ending:

@@ -18,10 +18,10 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from raystate.train.rays import preemption_callback, worker_group
+from raystate.waits import MOMENT_S
 
 logger = logging.getLogger(__name__)
 
-_ALIVE_S = 1.0  # for an answer of the barrier that waits; one that is still importing is ahead of a new one
 _start_watch = preemption_callback.PreemptionCallback.after_worker_group_start
 
 
@@ -100,7 +100,7 @@ class _Barriers:
 
 def _is_alive(barrier: Any) -> bool:
     try:
-        ray.get(barrier.get_counter.remote(), timeout=_ALIVE_S)
+        ray.get(barrier.get_counter.remote(), timeout=MOMENT_S)
     except GetTimeoutError:
         return True
     except Exception as error:

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from ray.train.v2.jax.config import JaxConfig
 
-_LISTEN_DEADLINE_S = 60.0  # then connect anyway: jax.distributed has its own, longer deadline and a better error
-_POLL_S = 0.01
+from raystate.waits import SOON_S, STARTS_S
+
 _ADDRESS = "master_addr_with_port"  # the keyword by which Ray tells its set-up function rank 0's address
 
 
@@ -59,7 +59,7 @@ def _when_listening(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if os.environ.get("JAX_PLATFORMS"):  # else Ray's function sets it, and must do so before this import
         import jax  # noqa: F401 - the slow part, while rank 0 does the same
     host, _, port = kwargs[_ADDRESS].rpartition(":")
-    wait_for_listener(host.strip("[]"), int(port), deadline_s=_LISTEN_DEADLINE_S)
+    wait_for_listener(host.strip("[]"), int(port), deadline_s=STARTS_S)
     return fn(*args, **kwargs)
 
 
@@ -71,5 +71,5 @@ def wait_for_listener(host: str, port: int, *, deadline_s: float) -> bool:
             socket.create_connection((host, port), timeout=min(left_s, 1.0)).close()
             return True
         except OSError:
-            time.sleep(_POLL_S)
+            time.sleep(SOON_S)
     return False

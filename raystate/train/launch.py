@@ -39,10 +39,10 @@ from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
 from raystate.train.jax_backend import QuickJaxConfig
 from raystate.train.result import RunResult, run_result
 from raystate.train.trainer import QuietJaxTrainer, own_interrupts
+from raystate.waits import RESIZE_EVERY_S
 
 logger = logging.getLogger(__name__)
 
-RESIZE_EVERY_S = 30.0  # a restart costs seconds here; Ray Train's own default is a minute
 _PRINT_PATCH = "RAY_TRAIN_ENABLE_PRINT_PATCH"
 
 

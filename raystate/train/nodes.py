@@ -15,12 +15,11 @@ from raystate.actors.draining import draining_nodes
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.rays import state
 from raystate.in_threads import map_in_threads
+from raystate.waits import NODE_REACHED_S, SOON_S
 
 logger = logging.getLogger(__name__)
 
 NODE_LABEL = "ray.io/node-id"  # Ray sets this label on every node
-_REACH_S = 0.5
-_ROOM_POLL_S = 0.01
 
 
 def selectors(pinned: Sequence[str | None], *, own: Any, avoid: frozenset[str]) -> list[dict[str, str]]:
@@ -92,7 +91,7 @@ def leaving(run_hash: str) -> frozenset[str]:
     told: frozenset[str] = frozenset()
     if coordinator is not None:
         try:
-            told = ray.get(coordinator.leaving.remote(), timeout=_REACH_S)
+            told = ray.get(coordinator.leaving.remote(), timeout=NODE_REACHED_S)
         except Exception as error:  # it comes back just now, or storage has refused it
             logger.debug("the Coordinator does not say which hosts go away: %s", error)
     return told | draining_nodes().keys()
@@ -111,7 +110,7 @@ def reachable(node_ids: frozenset[str]) -> frozenset[str]:
 
 def _answers(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), timeout=_REACH_S).close()
+        socket.create_connection((host, port), timeout=NODE_REACHED_S).close()
     except OSError:
         return False
     return True
@@ -135,4 +134,4 @@ def wait_for_room(rank_nodes: Iterable[str], resources_per_worker: Mapping[str, 
             return True
         if time.monotonic() > end_s:
             return False
-        time.sleep(_ROOM_POLL_S)
+        time.sleep(SOON_S)

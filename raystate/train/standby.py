@@ -32,17 +32,14 @@ from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind
 from raystate.train.bundles import make_groups_from
 from raystate.train.rays import worker_group
+from raystate.waits import ANSWER_S, LOOK_EVERY_S, STANDBY_FIRST_S, STANDBY_LAST_S
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "RAYSTATE_STANDBY"  # "0" in the driver's environment, or in the workers' runtime_env: no standby processes
 # They start after the group's first steps, which need the cores: loading or compiling programs, the first copies (docs/performance.md).
 FIRST_SAVES = 2
-SETTLE_S = 3.0  # at least so long after the group's start
-MOST_S = 15.0  # at most: steps that take longer, or aren't saved, are not disturbed by a few seconds of a core
 MOST_SPARES = 2  # nodes without a trainer on which processes wait: seldom more than one node is lost at once
-_LOOK_S = 2.0  # between two looks for such nodes
-_READY_S = 10.0  # one that is still importing is ahead of a new process, which would have to import the same
 # What a trainer imports until its first step. None of them initialises JAX's backends, which has to wait for jax.distributed.
 _MODULES = (
     "jax", "jax.numpy", "jax.experimental.multihost_utils",
@@ -53,7 +50,7 @@ _LIBRARIES = (
     "chex", "einops", "equinox", "flax", "flax.linen", "flax.nnx", "grain", "grain.python", "haiku", "jaxtyping", "optax",
     "orbax.checkpoint",
 )  # fmt: skip
-_ASKS = 10  # looks at which a trainer is asked for them: its script imports the rest late
+_ASKS = 20  # looks at which a trainer is asked for them: its script imports the rest late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +101,7 @@ class Standby:
         make_groups_from(lambda _group, num_workers, placement_group, _resources: self.take(num_workers, placement_group))
 
     def group_started(self, group: Any, now_s: float) -> None:
-        self._group, self._due_s, self._start_by_s = group, now_s + SETTLE_S, now_s + MOST_S
+        self._group, self._due_s, self._start_by_s = group, now_s + STANDBY_FIRST_S, now_s + STANDBY_LAST_S
         self._trainer, self._answer = group.get_workers()[0].actor, None
 
     def tick(self, now_s: float) -> None:
@@ -119,7 +116,7 @@ class Standby:
             return
         if self._group is not None and now_s < self._start_by_s and not self._trains():
             return
-        self._due_s = now_s + _LOOK_S  # also if this look fails
+        self._due_s = now_s + LOOK_EVERY_S  # also if this look fails
         if self._group is not None:
             self._begin(self._group, self._due_s)
         else:
@@ -215,7 +212,7 @@ class Standby:
             chosen = _match(waiting, places) if waiting else None
             if chosen is not None:
                 # In order after the import: what answers this now is alive and ready.
-                metadata = ray.get([each.actor.get_metadata.remote() for each in chosen], timeout=_READY_S)
+                metadata = ray.get([each.actor.get_metadata.remote() for each in chosen], timeout=ANSWER_S)
                 _kill([each for each in waiting if each not in chosen])
                 return [(each.actor, found) for each, found in zip(chosen, metadata, strict=True)]
         except Exception as error:  # not ready, dead, or Ray's table looks otherwise: start new ones

@@ -12,10 +12,9 @@ from typing import Any
 
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.core.formats.messages import ResizeAsked
+from raystate.waits import TOLD_AFTER_S
 
 logger = logging.getLogger(__name__)
-
-SLOW_S = 5.0  # a restart that takes less is told when it is back, in one line
 
 
 class Slow:
@@ -27,7 +26,7 @@ class Slow:
     def begin(self, text: str, *, at_once: bool = False) -> None:
         """Tell it, unless `end` is called soon."""
         self.end()
-        self._timer = threading.Timer(0.0 if at_once else SLOW_S, logger.warning, ("%s", text))
+        self._timer = threading.Timer(0.0 if at_once else TOLD_AFTER_S, logger.warning, ("%s", text))
         self._timer.daemon = True
         self._timer.start()
 

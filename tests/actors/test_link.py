@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_S
 
 
 def test_a_turn_that_fails_does_not_end_the_background(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    monkeypatch.setattr(link, "FAILED_TURN_S", 0.01)
+    monkeypatch.setattr(link, "RETRY_FIRST_S", 0.01)
     went_on = threading.Event()
     turns = iter([True, OSError("no descriptor is left"), True])
 

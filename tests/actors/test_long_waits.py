@@ -18,8 +18,9 @@ from raystate.core.formats.messages import (
     Write,
     Written,
 )
-from raystate.runtime.long_waits import FORGOTTEN_S, LongWaits
+from raystate.runtime.long_waits import LongWaits
 from raystate.runtime.progress import Going, Progress, Share
+from raystate.waits import ABANDONED_S
 
 MIB = 1 << 20
 
@@ -100,10 +101,10 @@ def test_what_nobody_tells_the_end_of_is_forgotten(caplog: pytest.LogCaptureFixt
     waits = LongWaits()
     waits.observe(write(120), 0.0)
     waits.observe(Answer(ask=Ask("a"), reply=RestoreChoice(tier="storage", step=110, begins="1.2.x", save="a1k110")), 0.0)
-    waits.observe(Tick(), FORGOTTEN_S)
-    assert len(waits.going(FORGOTTEN_S)) == 2
-    assert told(caplog, waits, int(FORGOTTEN_S) + 900, int(FORGOTTEN_S) + 1) == []
-    assert waits.going(FORGOTTEN_S + 900) == ()
+    waits.observe(Tick(), ABANDONED_S)
+    assert len(waits.going(ABANDONED_S)) == 2
+    assert told(caplog, waits, int(ABANDONED_S) + 900, int(ABANDONED_S) + 1) == []
+    assert waits.going(ABANDONED_S + 900) == ()
 
 
 def test_what_goes_on_is_there_for_a_bar():

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from raystate.runtime import notices
-from raystate.runtime.notices import PREEMPTED, PREEMPTION_S, Notice
+from raystate.runtime.notices import PREEMPTED, Notice
+from raystate.waits import PREEMPTION_S
 from tests.patience import PATIENCE_S
 
 
@@ -93,7 +94,7 @@ def watched(told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata) -> I
 def test_a_preemption_is_told_until_somebody_has_heard(
     watched: Notice, told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(notices, "AGAIN_S", 0.01)
+    monkeypatch.setattr(notices, "RETRY_FIRST_S", 0.01)
     watched.start()
     assert metadata.asked.get(timeout=PATIENCE_S)["last_etag"] == "0"
     assert metadata.asked.get(timeout=PATIENCE_S)["last_etag"] == "1", "from now on it waits for a change"
@@ -115,7 +116,7 @@ def test_a_preemption_from_before_the_first_question(
 def test_a_server_that_is_down_is_asked_again(
     watched: Notice, told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(notices, "AGAIN_S", 0.01)
+    monkeypatch.setattr(notices, "RETRY_FIRST_S", 0.01)
     metadata.down = True
     watched.start()
     for _ in range(3):
@@ -165,7 +166,7 @@ def test_a_server_that_answers_at_once_is_not_asked_without_end(metadata: Metada
     notice.start()
     try:
         for _ in range(3):
-            assert sleeps.asked.get(timeout=PATIENCE_S) == notices.AGAIN_S
+            assert sleeps.asked.get(timeout=PATIENCE_S) == notices.RETRY_FIRST_S
             sleeps.on.release()
     finally:
         notice.close()
@@ -175,7 +176,7 @@ def test_a_server_that_answers_at_once_is_not_asked_without_end(metadata: Metada
 def test_a_server_that_says_nothing_of_use_is_named_once(
     metadata: Metadata, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(notices, "AGAIN_S", 0.01)
+    monkeypatch.setattr(notices, "RETRY_FIRST_S", 0.01)
     metadata.value = "<html>a portal</html>"
     metadata.holds = False
     notice = Notice(lambda *_: None, metadata_url=metadata.url)
@@ -191,7 +192,7 @@ def test_a_server_that_says_nothing_of_use_is_named_once(
 
 def test_news_that_cannot_be_told_are_told_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(notices, "on_gce", lambda: False)
-    monkeypatch.setattr(notices, "AGAIN_S", 0.01)
+    monkeypatch.setattr(notices, "RETRY_FIRST_S", 0.01)
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def tell(within_s: float, why: str) -> None:

@@ -30,7 +30,7 @@ def lines(shown: io.StringIO) -> list[str]:
 def test_what_takes_long_is_shown_until_it_ends():
     shown = io.StringIO()
     one = bar.RunBar(Console(file=shown, force_terminal=True, width=80, no_color=True))
-    one.show([going(1.0, 1, 8)])
+    one.show([going(0.5, 1, 8)])
     one.show([going(9.0, 0, 0)])
     assert shown.getvalue() == "", "it has just begun; nobody has said anything"
     one.show([going(3.0, 2, 8)])

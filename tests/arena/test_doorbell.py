@@ -347,7 +347,7 @@ def test_a_bell_says_its_newest_hello_to_the_next_host_and_rings(root: Path, doo
 
 
 def test_a_hello_is_not_lost_when_the_host_does_not_listen(root: Path, door: Door, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doorbell, "CONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(doorbell, "CONNECT_S", 1.0)
     bell = connected(root)
     deaf = accepted(door)
     assert bell._socket is not None

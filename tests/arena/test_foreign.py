@@ -191,7 +191,7 @@ def test_a_lock_that_is_replaced_for_ever_is_given_up(root: Path, monkeypatch: p
 
     (root / "lock").touch()
     monkeypatch.setattr(locks, "_is_file", lambda fd, path: False)
-    monkeypatch.setattr(locks, "_REPLACED_S", 0.05)
+    monkeypatch.setattr(locks, "FILE_S", 0.05)
     assert FileLock.take(root / "lock", shared=False) is None
 
 
@@ -202,7 +202,7 @@ def test_an_arena_that_vanishes_for_ever_is_given_up(root: Path, open_host: Open
         path.parent.rmdir()
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(meta, "_VANISHES_S", 0.05)
+    monkeypatch.setattr(meta, "FILE_S", 0.05)
     monkeypatch.setattr(FileLock, "take", swept)
     with pytest.raises(RaystateError, match="removes it again and again"):
         open_host()

@@ -343,7 +343,7 @@ def test_a_failed_reservation_leaves_nothing(open_host: OpenHost, monkeypatch: p
 def test_promises_are_made_one_host_at_a_time(root: Path, open_host: OpenHost, monkeypatch: pytest.MonkeyPatch):
     from raystate.arena import capacity
 
-    monkeypatch.setattr(capacity, "ROOT_LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(capacity, "ARENA_LOCK_S", 0.0)
     host = open_host()
     other = FileLock.take(root, shared=False, directory=True)
     assert other is not None

@@ -250,7 +250,7 @@ def test_a_trainer_that_stopped_while_it_put_one_keeps_nobody_waiting(
             host.path / "layouts", shared=False, directory=True
         )  # a HostActor that was stopped in the middle of it
         assert pruning is not None
-        monkeypatch.setattr(module, "PUT_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(module, "FILE_S", 0.0)
         with pruning:
             assert trainer.put_layout(b"one") == ref  # it knows that this one is there
             with pytest.raises(RaystateError, match="was locked by another process"):

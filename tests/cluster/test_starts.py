@@ -147,7 +147,7 @@ def test_one_that_has_become_a_host_is_not_dismissed(start: Start) -> None:
 def test_one_that_is_still_starting_is_dismissed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It can't hear yet, and whoever has made it may be gone when it could."""
     host = create_host(start.config, start.name, start.here, waits=True)
-    monkeypatch.setattr(entering, "QUICK_S", 0.0)
+    monkeypatch.setattr(entering, "QUICK_ANSWER_S", 0.0)
     entering._dismiss([host])
     start.nothing_is_left()
 
@@ -176,8 +176,8 @@ def test_a_coordinator_that_starts_again_knows_what_was_made_ahead(start: Start)
 
 def test_a_claim_that_fails_ends_one_that_is_still_starting(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     create_host(start.config, start.name, start.here, waits=True)  # before the Coordinator has looked
-    monkeypatch.setattr("raystate.actors.hosts.CLOSE_IDLE_TIMEOUT_S", 0.0)
-    monkeypatch.setattr("raystate.actors.hosts.CLOSE_HOST_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("raystate.actors.hosts.AT_ONCE_S", 0.0)
+    monkeypatch.setattr("raystate.actors.hosts.ENDS_S", 0.0)
     start.coordinator(start.here).close_empty()
     start.nothing_is_left()
 

@@ -88,7 +88,7 @@ def test_the_callback_pickles_without_the_controllers_state() -> None:
     try:
         copied = pickle.loads(pickle.dumps(callback))
         assert (copied._group, copied._max_failures, copied._workers) == ("token", 2, [])
-        assert os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] == str(callback_module.POLL_INTERVAL_S)
+        assert os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] == str(callback_module.TRAIN_POLL_S)
         os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] = "5"
         pickle.loads(pickle.dumps(callback))
         assert os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] == "5", "the user's value stays"
@@ -249,7 +249,7 @@ def test_the_newest_step_in_an_outage_of_storage(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(release_module, "visible_steps", out)
     assert release_module.newest_step(CONFIG) == 57
     # A bucket's operations are retried until then: the answer came when nobody waited for it any more.
-    assert given[0] + release_module.QUICK_S < callback_module._PROBE_S
+    assert given[0] + release_module.QUICK_ANSWER_S < callback_module.ANSWER_S
 
 
 def test_an_exception_that_ray_train_has_not_read_is_told_by_the_coordinator() -> None:
@@ -402,7 +402,7 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
         JaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=1), run_config=run_config).fit()
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    assert Path(out).read_text() == repr([callback_module.POLL_INTERVAL_S, True])
+    assert Path(out).read_text() == repr([callback_module.TRAIN_POLL_S, True])
 
 
 def test_where_there_is_no_dashboard_nobody_asks_it_every_second(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

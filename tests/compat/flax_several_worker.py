@@ -109,7 +109,7 @@ def main() -> None:
     if index == 0:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(flax_several, "MEET_S", 1.0)
-            patch.setattr(flax_several, "WRITE_S", 1.0)
+            patch.setattr(flax_several, "SHARE_WRITTEN_S", 1.0)
             for call in (save, checkpoints.save_checkpoint):
                 with pytest.raises(raystate.BarrierTimeoutError, match="rank 1 did not call save") as told:
                     call(folder, tree(4), 4)

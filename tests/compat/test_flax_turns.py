@@ -99,7 +99,7 @@ def test_a_save_that_never_ends_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     manager = gate.manager()
     ours.save_checkpoint(tmp_path, OLD, 1, async_manager=manager)
     ours.save_checkpoint(tmp_path / "elsewhere", NEW, 1)  # waits for nothing
-    monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
+    monkeypatch.setattr(flax_turns, "SHARE_WRITTEN_S", 0.01)
     with pytest.raises(raystate.StorageError, match=rf"an earlier save to file://{tmp_path} has been under way .* 0.01 s"):
         ours.save_checkpoint(tmp_path, NEW, 2)
     monkeypatch.undo()
@@ -110,7 +110,7 @@ def test_a_save_that_never_ends_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_saves_that_fail_or_never_begin_hold_up_nothing(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
+    monkeypatch.setattr(flax_turns, "SHARE_WRITTEN_S", 0.01)
     manager = gate.manager()
     ours.save_checkpoint(tmp_path, OLD, 1, async_manager=manager)
     assert manager.save_future is not None and manager.save_future.cancel()
@@ -127,7 +127,7 @@ def test_saves_that_fail_or_never_begin_hold_up_nothing(tmp_path: Path, gate: Ga
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_signals_handler_may_save_while_a_save_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool):
     """It runs in the thread that saves, between two of its instructions: here as the checkpoint is renamed."""
-    monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
+    monkeypatch.setattr(flax_turns, "SHARE_WRITTEN_S", 0.01)
     ours.save_checkpoint(tmp_path, OLD, 1)
     manager = ours.AsyncManager() if in_background else None
     whole, calls = os.rename, iter([True])
@@ -146,7 +146,7 @@ def test_a_signals_handler_may_save_while_a_save_is_under_way(tmp_path: Path, mo
 
 def test_a_signals_handler_may_save_the_step_that_it_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It removed what the other had written so far, which then failed."""
-    monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
+    monkeypatch.setattr(flax_turns, "SHARE_WRITTEN_S", 0.01)
     whole, calls = DirectoryStorage.fsync_tree, iter([True])
 
     def fsync_tree(self: DirectoryStorage, name: str) -> None:

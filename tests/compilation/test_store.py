@@ -13,7 +13,7 @@ import pytest
 
 from raystate.compilation import ProgramStore, node_folder
 from raystate.compilation import store as store_module
-from raystate.compilation.store import HALF_WRITTEN_S
+from raystate.waits import ABANDONED_S
 from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
@@ -110,7 +110,7 @@ def test_what_a_killed_writer_left_goes(tmp_path: Path):
     left, young = tmp_path / ".0123", tmp_path / ".4567"
     for path in (left, young):
         path.write_bytes(b"half")
-    os.utime(left, (1, os.stat(left).st_mtime - 2 * HALF_WRITTEN_S))
+    os.utime(left, (1, os.stat(left).st_mtime - 2 * ABANDONED_S))
     _store(tmp_path).trim()
     assert _files(tmp_path) == [young]
 

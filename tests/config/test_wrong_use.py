@@ -320,7 +320,7 @@ def test_a_ray_that_does_not_start_is_one_sentence(variable: str, monkeypatch: p
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_an_address_without_a_cluster_is_said_before_ray_looks_for_minutes(host: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(own_ray, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(own_ray, "ANSWER_S", 0.5)
     address = f"{host}:{free_port()}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(raystate.RaystateError, match=rf"RAY_ADDRESS='{address}' could not be joined: no process answers there"):
@@ -356,7 +356,7 @@ def test_a_cluster_of_this_machine_gets_its_token(address: str, is_here: bool, t
         script = """if True:
             import contextlib, os
             from raystate.actors import own_ray
-            own_ray._ANSWER_S = 0.0
+            own_ray.ANSWER_S = 0.0
             with contextlib.suppress(ConnectionError):
                 own_ray.check_address()
             from ray._raylet import AuthenticationMode, get_authentication_mode

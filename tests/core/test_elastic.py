@@ -9,7 +9,8 @@ import pytest
 
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.messages import EndTrainers, HostId, HostLeaving, Proposal, ResizeAsked, TrainerExited
-from raystate.core.launcher.elastic import FEW_STEPS, GROWN_FOR, MOST_HELD, MOST_PATIENCE, SETTLE_S, Elastic, Sizes, Wish, room_of
+from raystate.core.launcher.elastic import FEW_STEPS, GROWN_FOR, MOST_HELD, MOST_PATIENCE, Elastic, Sizes, Wish, room_of
+from raystate.waits import ROOM_STAYS_S
 from tests.core.driver import Driver, running
 
 EVERY_S = 30.0
@@ -141,7 +142,7 @@ def test_two_one_two():
     assert run.start() == 1
     assert not run.train(200.0)
     ((after_s, wish),) = run.train(15.0, room=2)
-    assert after_s == SETTLE_S + 1
+    assert after_s == ROOM_STAYS_S + 1
     assert wish.workers == 2
     assert wish.reason == "there has been room for 2 workers for 10 s: the run grows from 1"
     assert run.start() == 2
@@ -161,16 +162,16 @@ def test_a_node_that_comes_and_goes_is_no_room():
     run = Run(room=1)
     run.train(EVERY_S)
     for _ in range(20):
-        assert not run.train(SETTLE_S - 1, room=2)
+        assert not run.train(ROOM_STAYS_S - 1, room=2)
         assert not run.train(1.0, room=1)
-    assert run.train(SETTLE_S + 2, room=2)
+    assert run.train(ROOM_STAYS_S + 2, room=2)
 
 
 def test_two_that_come_one_after_the_other_cost_one_restart():
     run = Run((1, 4), room=1)
     run.train(EVERY_S)
-    assert not run.train(SETTLE_S - 2, room=2)
-    ((_, wish),) = run.train(SETTLE_S + 2, room=3)
+    assert not run.train(ROOM_STAYS_S - 2, room=2)
+    ((_, wish),) = run.train(ROOM_STAYS_S + 2, room=3)
     assert wish.workers == 3
 
 
@@ -184,19 +185,19 @@ def test_one_that_never_settles_does_not_hold_up_the_others():
 def test_sizes_that_do_not_divide_the_batch_are_no_growth():
     run = Run((2, 4), room=2, batch=8)
     assert not run.train(500.0, room=3)
-    assert run.train(SETTLE_S + 1, room=4)
+    assert run.train(ROOM_STAYS_S + 1, room=4)
 
 
 def test_a_group_that_does_not_stop_is_asked_again_after_the_grace():
     run = Run(room=1)
     run.train(EVERY_S)
-    assert [after_s for after_s, _ in run.train(2 * EVERY_S + SETTLE_S + 2, room=2)] == [11.0, 41.0, 71.0]
+    assert [after_s for after_s, _ in run.train(2 * EVERY_S + ROOM_STAYS_S + 2, room=2)] == [11.0, 41.0, 71.0]
 
 
 def test_room_that_is_gone_when_the_group_starts_again():
     run = Run(room=1)
     run.train(EVERY_S)
-    assert run.train(SETTLE_S + 1, room=2)
+    assert run.train(ROOM_STAYS_S + 1, room=2)
     run.room = 1
     assert run.start() == 1
     assert run.told == ["goes on with 1 worker all the same: the room was gone"]

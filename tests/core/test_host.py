@@ -50,8 +50,9 @@ from raystate.core.formats.messages import (
     Write,
 )
 from raystate.core.host.held import applies
-from raystate.core.host.machine import HEARTBEAT_S, Host
+from raystate.core.host.machine import Host
 from raystate.core.host.slots import why_reusable
+from raystate.waits import HEARTBEAT_S
 
 
 def slot(lineage: str = "", step: int = 0) -> Staged | None:

@@ -13,6 +13,7 @@ import pytest
 import typer.main
 
 import raystate
+from raystate import waits
 from raystate.cli import app
 from tests.docs.running import REPO
 from tests.patience import PATIENCE_S
@@ -53,6 +54,9 @@ def test_every_page_is_built_and_every_name_is_in_the_reference(docs: Path):
     commands = identifiers(html / "reference/commands.html")
     group = typer.main.get_group(app)
     assert {f"raystate-{name}" for name in group.commands} <= commands
+    rows = re.findall(r"<tr.*?</tr>", (html / "reference/waits.html").read_text(), re.DOTALL)
+    told = {name for row in rows for name in re.findall(r">(\w+_S)<", row) if re.findall(r"<p>(.+?)</p>", row, re.DOTALL)[3:]}
+    assert told == {name for name in vars(waits) if name.endswith("_S")}, "each has seconds, what waits and what happens then"
 
 
 def test_a_broken_link_and_an_unknown_name_fail(docs: Path):

@@ -118,5 +118,5 @@ def test_rays_settings_have_their_names():
 
     assert callback.POLL_INTERVAL == constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR
     assert bundles.START_TIMEOUT == constants.WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
-    assert bundles.RAYS_START_TIMEOUT_S == constants.DEFAULT_WORKER_GROUP_START_TIMEOUT_S
+    assert bundles.STARTS_S == constants.DEFAULT_WORKER_GROUP_START_TIMEOUT_S
     assert str(ray_folder()) == get_default_ray_temp_dir()

@@ -160,7 +160,7 @@ def _due_saves_wait() -> Any:
     """(13) A due save waits for storage, however long that is out."""
 
     def wait(_: pace.StoragePace, has_slot: Any) -> None:
-        while not has_slot(pace.LOOK_S):
+        while not has_slot(pace.AGAIN_S):
             pass
 
     return _patched(

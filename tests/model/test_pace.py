@@ -13,11 +13,12 @@ import pytest
 import raystate
 from raystate.core.formats.messages import HostWord
 from raystate.core.formats.settings import most_wait_s
-from raystate.manager.pace import WORD_S, StoragePace
+from raystate.manager.pace import StoragePace
+from raystate.waits import AT_ONCE_S
 from tests.model.world import Rank, World
 
 STEPS, BEGINS, STEP_S = 80, 20, 0.1
-MOST_S = WORD_S + most_wait_s(120.0, None)
+MOST_S = AT_ONCE_S + most_wait_s(120.0, None)
 
 
 @dataclass
@@ -97,7 +98,7 @@ def test_a_host_that_comes_and_goes_does_not_begin_the_wait_anew():
 def test_the_wait_ends_before_this_rank_counts_as_late(name: str, limit_s: float):
     session = Session()
     setattr(session, name, limit_s)
-    assert waited(StoragePace(session), session) == pytest.approx(6.0 + WORD_S, abs=0.5)  # type: ignore[arg-type]
+    assert waited(StoragePace(session), session) == pytest.approx(6.0 + AT_ONCE_S, abs=0.5)  # type: ignore[arg-type]
 
 
 def test_a_manager_that_is_closed_meanwhile_waits_no_more():

@@ -70,7 +70,7 @@ def test_a_delete_whose_answer_is_lost_with_the_coordinator_is_done(close: bool,
         return reply
 
     monkeypatch.setattr(ModelLink, "ask", ask)
-    monkeypatch.setattr(journal, "CLOSE_AFTER_S", 1.0)
+    monkeypatch.setattr(journal, "LOG_CLOSED_S", 1.0)
 
     def script(rank: Rank) -> None:
         manager = rank.open("first")

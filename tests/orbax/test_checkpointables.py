@@ -206,7 +206,7 @@ def test_a_wrong_checkpointable_is_told(monkeypatch: pytest.MonkeyPatch):
         pack_items({"own": Sync()}, process_index=0)
     with pytest.raises(ConfigError, match="no awaitable"):
         pack_items({"own": Nothing(print)}, process_index=0)
-    monkeypatch.setattr(checkpointables, "WAIT_S", 0.01)
+    monkeypatch.setattr(checkpointables, "LONGEST_S", 0.01)
     with pytest.raises(ConfigError, match="did not end"):
         pack_items({"own": Endless(print)}, process_index=0)
 

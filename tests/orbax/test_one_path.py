@@ -177,7 +177,7 @@ def test_a_save_that_waits_no_longer_lets_nobody_pass_the_one_before_it():
 
 def test_a_save_that_was_dropped_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, waited_for: threading.Event):
     """Ctrl-C came between the turn and the `try` that would have left it; the other waits by then."""
-    monkeypatch.setattr(turns, "LOOK_S", 0.01)
+    monkeypatch.setattr(turns, "LOOK_EVERY_S", 0.01)
     ended: list[bool] = []
     dropped = begun("a")
     waiting = begun("a")
@@ -318,7 +318,7 @@ def test_saves_of_other_paths_do_not_wait(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_save_before_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gate = Gate(monkeypatch)
     waiting = raystate.save_async(tmp_path / "one", {"x": 1})
-    monkeypatch.setattr(saving, "WAIT_S", 0.01)
+    monkeypatch.setattr(saving, "LONGEST_S", 0.01)
     with pytest.raises(raystate.StorageError, match="the save before it is still not written after 0 s; nothing was written"):
         raystate.save(tmp_path / "one", {"x": 2}, overwrite=True)
     gate.open.set()

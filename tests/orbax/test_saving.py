@@ -499,7 +499,7 @@ def test_a_save_that_never_ends_is_told(tmp_path: Path):
         return build_files(*arguments, **rest)
 
     build_files = assembling.build_files
-    with mock.patch.object(assembling, "build_files", slowly), mock.patch.object(saving, "WAIT_S", 0.01):
+    with mock.patch.object(assembling, "build_files", slowly), mock.patch.object(saving, "LONGEST_S", 0.01):
         first = raystate.save_async(tmp_path / "one", {"v": 1})
         assert begun.wait(PATIENCE_S) and not first.done() and not first.cancel()
         with pytest.raises(TimeoutError):
@@ -536,7 +536,7 @@ state = jax.numpy.arange(1000.0)
 kind, path = sys.argv[1:]
 if kind == "stuck":
     import threading
-    background.EXIT_WAIT_S = 0.2
+    background.LONGEST_S = 0.2
     is_stuck = threading.Event()
     assembling.build_files = lambda *a, **k: (is_stuck.set(), threading.Event().wait())
 raystate.save_async(path, state)

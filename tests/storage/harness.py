@@ -32,12 +32,13 @@ from raystate.core.formats.messages import (
     Settings,
     SnapshotId,
 )
-from raystate.runtime.coordinator_loop import LOOK_FOR_DEAD_S, CoordinatorLoop
+from raystate.runtime.coordinator_loop import CoordinatorLoop
 from raystate.runtime.ledger import Ledger
 from raystate.runtime.record import Recorder
 from raystate.runtime.storing import Workers
 from raystate.storage import Storage
 from raystate.storage.objects import ObjectStorage
+from raystate.waits import ASKED_AGAIN_S
 from tests.steps import keep_newest
 from tests.storage.contents import HOSTS
 from tests.storage.made_up import MadeUpHosts, MadeUpPackager
@@ -193,7 +194,7 @@ class Process:
 
     def look_for_dead(self) -> None:
         """So much time passes that it looks whether somebody has said that the process of an older attempt is gone."""
-        self.now_s += LOOK_FOR_DEAD_S
+        self.now_s += ASKED_AGAIN_S
 
     def settle(self) -> None:
         """Until everything decided is carried out and logged."""

@@ -76,7 +76,7 @@ def test_what_passes_is_asked_again(storage: Storage, server: GcsServer, operati
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("mode", ["reset", "truncate", "stall"])
 def test_broken_connections(storage: Storage, server: GcsServer, monkeypatch: pytest.MonkeyPatch, operation: str, mode: str):
-    monkeypatch.setattr(gcs, "SILENCE_S", 0.3)
+    monkeypatch.setattr(gcs, "ASKED_AGAIN_S", 0.3)
     server.faults([FaultRule.model_validate({"mode": mode, "times": 1})])
     try:
         OPERATIONS[operation](storage)

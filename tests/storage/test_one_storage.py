@@ -21,7 +21,7 @@ def claimed(folder: Path, writer: str) -> Claim:
 
 
 def test_only_the_very_claim_counts_and_a_failure_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_storage, "SEEN_WITHIN_S", 0.2)
+    monkeypatch.setattr(one_storage, "FILE_S", 0.2)
     here, there, empty = (tmp_path / name for name in ("here", "there", "empty"))
     claim = claimed(here, "first")
     claimed(there, "another")
@@ -67,7 +67,7 @@ def test_a_folder_is_opened_before_each_look(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(DirectoryStorage, "read", reads)
     monkeypatch.setattr(os, "scandir", opens)
-    monkeypatch.setattr(one_storage, "SEEN_WITHIN_S", 0.0)
+    monkeypatch.setattr(one_storage, "FILE_S", 0.0)
     assert sees(str(tmp_path / "run"), claim)
 
 

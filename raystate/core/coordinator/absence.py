@@ -6,10 +6,7 @@ from raystate.core.coordinator.desk import Desk
 from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.memory import Memory
 from raystate.core.formats.names import HostId
-
-SILENT_S = 3.0  # of a host that reports every second
-LOOK_EVERY_S = 0.1  # however many ranks ask
-MOST_AWAY_S = 30.0  # a HostActor that starts on a busy machine is back by then
+from raystate.waits import AGAIN_S, HOST_AWAY_S, HOST_SILENT_S
 
 
 class Absence:
@@ -58,15 +55,15 @@ class Absence:
 
     def is_away(self, host: HostId) -> bool:
         """Whether it is down, and may soon be back."""
-        return host in self._since_s and self._desk.now_s - self._since_s[host] < MOST_AWAY_S
+        return host in self._since_s and self._desk.now_s - self._since_s[host] < HOST_AWAY_S
 
     def hosts(self) -> list[HostId]:
         """Those that are away, or have missed a report or two, and may soon be back."""
         group, now_s = self._joins.group, self._desk.now_s
         if now_s >= self._look_s:
-            self._look_s = now_s + LOOK_EVERY_S
+            self._look_s = now_s + AGAIN_S
             views = (self._memory.hosts.get(host) for host in ({} if group is None else group.hosts).values())
-            self._silent = [view.host for view in views if view is not None and view.up and now_s - view.heard_s >= SILENT_S]
+            self._silent = [view.host for view in views if view is not None and view.up and now_s - view.heard_s >= HOST_SILENT_S]
         return sorted({*filter(self.is_away, self._since_s), *self._silent})
 
     def may_bring_more(self) -> bool:
@@ -79,6 +76,6 @@ class Absence:
     def has_waited(self, since_s: float, patience_s: float) -> bool:
         """Whether so many seconds have passed with all hosts there: these are waited for, but not without end."""
         now_s = self._desk.now_s
-        if now_s - since_s >= MOST_AWAY_S + patience_s:
+        if now_s - since_s >= HOST_AWAY_S + patience_s:
             return True
         return now_s - max(since_s, self.changed_s) >= patience_s and not self.hosts()

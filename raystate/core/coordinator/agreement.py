@@ -19,10 +19,10 @@ from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.formats.messages import Proposal, StopAsked, TrainerSeen
+from raystate.waits import FIRST_STEP_AGAIN_S
 
 IDS_PER_ATTEMPT = 1_000_000
 TO_AGREE = 0.5  # of the time until a stop: the rest is for making the step durable, or what is newest in memory
-FIRST_AGAIN_S = 10.0  # between tries to make a run's first durable step
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ class Agreement:
         """Between saves by time; None: there are none. A first save that was lost is one, too: the trainers count it as made."""
         settings = self.desk.settings
         if settings.save_first and self.saves.failed and not self.journal.live:
-            return min(FIRST_AGAIN_S, settings.save_every_s or FIRST_AGAIN_S)
+            return min(FIRST_STEP_AGAIN_S, settings.save_every_s or FIRST_STEP_AGAIN_S)
         return settings.save_every_s
 
     def _why(self, every_s: float) -> str:

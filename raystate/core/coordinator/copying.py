@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from raystate.core.coordinator.desk import Desk, named
-from raystate.core.coordinator.group import RESEND_S, Joins
+from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.memory import HostView, Memory, Snap
 from raystate.core.coordinator.peers import Peers, assign_peers
 from raystate.core.formats.messages import Copy, HostId, Invalidate, SnapshotId
+from raystate.waits import RETRY_FIRST_S
 
 EXCUSED_FOR = 10  # times copy_timeout_s: then a host that was too slow is waited for again
 
@@ -216,7 +217,7 @@ class Copying:
         for host in [host for host, until_s in self._excused.items() if now_s >= until_s]:
             del self._excused[host]
         snap = self.memory.complete(self._target)
-        if snap is not None and now_s - self._ordered_s >= RESEND_S:
+        if snap is not None and now_s - self._ordered_s >= RETRY_FIRST_S:
             self._order(snap)
         limit_s = self.desk.settings.copy_timeout_s
         if snap is not None and now_s - self._since_s >= limit_s and not self.is_safe(snap) and not self._may_lose_one():

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from raystate.core.formats.messages import Answer, Ask, Command, Failure, Log, Reply, Settings
+from raystate.waits import RETRY_FIRST_S, RETRY_LAST_S
 
 _LEAST_REPLIES, _REPLIES_OF_A_RANK = 1024, 8  # remembered: a rank asks again only for what it waits for
 _NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
 NAMED = 8  # ranks or hosts in a message; more are counted
-FIRST_RETRY_S = 1.0
-LAST_RETRY_S = 30.0
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -49,8 +48,8 @@ class Desk:
 
 
 def retry_delay_s(tries: int) -> float:
-    """How long to wait before the next try: twice as long after each one, up to `LAST_RETRY_S`."""
-    return min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** max(0, tries - 1))
+    """How long to wait before the next try: twice as long after each one, up to `RETRY_LAST_S`."""
+    return min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** max(0, tries - 1))
 
 
 def remember(memory: dict[K, T], key: K, value: T, *, most: int) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from raystate.core.coordinator.desk import Desk
-from raystate.core.coordinator.group import RESEND_S
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.formats.messages import HostId, Invalidate, Invalidated
+from raystate.waits import RETRY_FIRST_S
 
 _NO_HOST = HostId("")
 
@@ -59,7 +59,7 @@ class Discards:
         base = self._memory.base
         if base is None or not view.up or self.is_done(view):
             return
-        if self._desk.now_s - self._told_s.get(view.host, -1e9) >= RESEND_S:
+        if self._desk.now_s - self._told_s.get(view.host, -1e9) >= RETRY_FIRST_S:
             self._told_s[view.host] = self._desk.now_s
             self._desk.out.append(replace(base, host=view.host))
 

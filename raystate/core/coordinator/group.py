@@ -21,8 +21,7 @@ from raystate.core.formats.messages import (
     lineage_order,
 )
 from raystate.core.formats.texts import counted
-
-RESEND_S = 1.0  # a command that a host must have had is repeated after so long
+from raystate.waits import RETRY_FIRST_S
 
 
 @dataclass(slots=True, eq=False)
@@ -307,7 +306,7 @@ class Joins:
 
     def _tell_end(self, host: HostId, lineage: str, reason: str, *, announced: bool = False) -> None:
         last_s = self._told_end_s.get((host, lineage))
-        if last_s is None or self.desk.now_s - last_s >= RESEND_S:
+        if last_s is None or self.desk.now_s - last_s >= RETRY_FIRST_S:
             self._told_end_s[host, lineage] = self.desk.now_s
             attempt = self.desk.attempt
             self.desk.out.append(

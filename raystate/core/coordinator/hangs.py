@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from raystate.core.coordinator.desk import Desk, brief
-from raystate.core.coordinator.group import RESEND_S, Group, Joins
+from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.promises import Promises
 from raystate.core.coordinator.saves import Saves
 from raystate.core.formats.messages import EndTrainers, HostId
+from raystate.waits import HANG_ENDS_S, RETRY_FIRST_S
 
 UNUSUAL = 3.0  # times the longest pause so far
-TO_END_S = 10.0  # a host that has not ended its hanging trainer by then is no use: the whole group ends
 
 
 class Hangs:
@@ -104,10 +104,10 @@ class Hangs:
         now_s = self._desk.now_s
         if self._ending_s is None:
             self._ending_s, self._sent_s = now_s, float("-inf")
-        if now_s - self._ending_s >= TO_END_S:
+        if now_s - self._ending_s >= HANG_ENDS_S:
             self._joins.end(f"{text}; it could not be ended alone")
             return
-        if now_s - self._sent_s < RESEND_S:
+        if now_s - self._sent_s < RETRY_FIRST_S:
             return
         self._sent_s = now_s
         by_host: dict[HostId, list[int]] = {}

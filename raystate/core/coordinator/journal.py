@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from raystate.core.coordinator.desk import LAST_RETRY_S, Desk, retry_delay_s
+from raystate.core.coordinator.desk import Desk, retry_delay_s
 from raystate.core.coordinator.facts import Facts
 from raystate.core.formats import log
 from raystate.core.formats.log import IntentKey, key_of
@@ -31,8 +31,7 @@ from raystate.core.formats.messages import (
     Superseded,
 )
 from raystate.core.formats.names import cluster_of
-
-CLOSE_AFTER_S = 30.0
+from raystate.waits import LOG_CLOSED_S, RETRY_LAST_S
 
 Retirement = tuple[int, str]
 """A step that goes, and why."""
@@ -270,7 +269,7 @@ class Journal:
 
     def _close_in_time(self) -> None:
         """Close carried-out intents when nothing else is logged for a while."""
-        if not self.busy and not self.working and self.desk.now_s - self.changed_s >= CLOSE_AFTER_S and self.closable:
+        if not self.busy and not self.working and self.desk.now_s - self.changed_s >= LOG_CLOSED_S and self.closable:
             self.close("nothing else to log")
 
     def appended(self, event: Appended) -> None:
@@ -367,7 +366,7 @@ class Journal:
         # (test_saves.test_a_pinned_step_is_removed_when_its_pin_is_gone)
         if not work.pinned:
             self.desk.log("info", f"step {event.step} is removed when it is no longer pinned ({event.pinned})")
-        work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + LAST_RETRY_S
+        work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + RETRY_LAST_S
 
     def _begun(self, kind: str, step: int) -> _Work | None:
         """What the shell has been told to carry out and has not answered."""

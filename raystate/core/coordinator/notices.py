@@ -8,9 +8,7 @@ from raystate.core.coordinator.agreement import Agreement
 from raystate.core.coordinator.desk import Desk, brief, ranks_text
 from raystate.core.coordinator.group import Group, Joins
 from raystate.core.formats.messages import HostDown, HostId, HostLeaving, StopAsked
-
-EARLIER_S = 1.0  # an end that is earlier by less is the same, told again
-OVERDUE_S = 60.0  # after its end a host is not to go away any more: it is gone, or somebody was wrong
+from raystate.waits import MOMENT_S, OVERDUE_S
 
 
 @dataclass(slots=True)
@@ -47,7 +45,7 @@ class Notices:
         known = self._ends.get(event.host)
         if known is None:
             self.desk.log("debug", f"host {event.host} goes away within {within_s:.1f} s: {event.reason}")
-        if known is None or until_s < known.until_s - EARLIER_S:
+        if known is None or until_s < known.until_s - MOMENT_S:
             self._ends[event.host] = _End(until_s, event.reason)
 
     def down(self, event: HostDown) -> None:

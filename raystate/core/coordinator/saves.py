@@ -30,10 +30,10 @@ from raystate.core.formats.messages import (
     SnapshotId,
     Written,
 )
+from raystate.waits import ASKED_AGAIN_S
 
 MAX_TRIES = 3
 GAVE_WAY = "gave way to newer ones: storage is slower than the steps between saves"
-REPEAT_S = 15.0
 _REMEMBERED = 256
 _BROKEN = "its copy on"
 
@@ -334,7 +334,7 @@ class Saves:
         self.pace.look(self.jobs, job := self.running, is_first=not self.has_saved)
         if job is not None:
             waited_s = now_s - job.started_s
-            if job.phase == "writing" and now_s - job.told_s >= min(REPEAT_S, limit_s / 4):
+            if job.phase == "writing" and now_s - job.told_s >= min(ASKED_AGAIN_S, limit_s / 4):
                 # Its answer, or the order itself, may be lost; a host that has done it says so again.
                 job.told_s = now_s
                 self.desk.out.extend(order for order in job.orders if order.host in job.waiting)

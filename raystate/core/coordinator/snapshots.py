@@ -11,7 +11,7 @@ from dataclasses import replace
 from raystate.core.coordinator.copying import Copying
 from raystate.core.coordinator.desk import Desk, named
 from raystate.core.coordinator.discards import Discards
-from raystate.core.coordinator.group import RESEND_S, Group, Joins
+from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.laggards import Laggards
 from raystate.core.coordinator.memory import HostView, Memory, Snap
@@ -29,11 +29,11 @@ from raystate.core.formats.messages import (
     SnapshotId,
     lineage_order,
 )
+from raystate.waits import RETRY_FIRST_S, STARTS_S
 
 MAX_INTERVAL = 64
 CALM_SNAPSHOTS = 8  # stable snapshots in a row without a skip before the interval is halved
 TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the interval stays
-JOIN_GRACE_S = 60.0  # from a join until its HostActor, which may have to start first, reports the trainer
 
 
 class Snapshots:
@@ -80,7 +80,7 @@ class Snapshots:
     def trainer_heard(self) -> None:
         """A trainer has spoken to the Coordinator itself: it may be a while before its host reports
         it. (test_ending.test_a_trainer_that_has_just_joined_is_a_sign_of_life)"""
-        self.last_trainer_s = self.desk.now_s + JOIN_GRACE_S
+        self.last_trainer_s = self.desk.now_s + STARTS_S
 
     def host_up(self, event: HostUp) -> None:
         """A HostActor has started, perhaps anew."""
@@ -170,7 +170,7 @@ class Snapshots:
         if group is not None and (touched or moved):
             self._find_dead(view, [key for key, new in touched.items() if new and key.lineage == group.lineage])
         if view.sent is not None and (view.advised is None or view.advised < (self.desk.attempt, view.sent)):
-            if self.desk.now_s - view.sent_s >= RESEND_S:
+            if self.desk.now_s - view.sent_s >= RETRY_FIRST_S:
                 view.tell_again()
                 self._unadvised.append(view)
         # A host that was away when the others discarded hears of it before its pieces count again.

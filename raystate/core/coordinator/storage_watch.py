@@ -15,9 +15,7 @@ from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.save_job import Job
 from raystate.core.formats.names import SnapshotId
 from raystate.core.formats.settings import most_wait_s
-
-STANDS_STILL_S = 10.0  # after the last progress
-SAID_EVERY_S = 60.0  # that snapshots are held up
+from raystate.waits import SAID_AGAIN_S, STORAGE_STILL_S
 
 
 class StorageWatch:
@@ -56,7 +54,7 @@ class StorageWatch:
             return
         most_s = most_wait_s(settings.barrier_timeout_s, settings.hang_timeout_s)
         loads = is_first and running is not None and running.phase == "packaging"
-        stands_still = not loads and self._absence.has_waited(max(self._moved_s, logged_s), min(STANDS_STILL_S, most_s / 2))
+        stands_still = not loads and self._absence.has_waited(max(self._moved_s, logged_s), min(STORAGE_STILL_S, most_s / 2))
         if stands_still or now_s - self._crowded_s >= most_s:
             what = "stands still" if stands_still else "is slow"
             text = f"storage {what}: until a step is durable, {_steps(jobs)} may give way to new snapshots"
@@ -65,7 +63,7 @@ class StorageWatch:
     def say_if_held_up(self, kept: tuple[SnapshotId, ...], lineage: str, stable: tuple[int, int]) -> None:
         """A line for people, if no slot is left for a newer snapshot than the newest stable one."""
         waiting = [key for key in kept if key.lineage == lineage and key.place < stable]
-        if len(waiting) > self.room and self._desk.now_s - self._said_s >= SAID_EVERY_S:
+        if len(waiting) > self.room and self._desk.now_s - self._said_s >= SAID_AGAIN_S:
             self._said_s = self._desk.now_s
             text = f"snapshots are held up after step {stable[0]}: {_steps(waiting)} wait for storage in all other slots"
             self._desk.log("warning", f"{text}; save less often, or set more snapshot_slots")

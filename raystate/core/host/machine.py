@@ -60,9 +60,8 @@ from raystate.core.host.attached import Attached
 from raystate.core.host.copies import Copies
 from raystate.core.host.held import Held, applies
 from raystate.core.host.reporting import Reporting
+from raystate.waits import HEARTBEAT_S, REPORT_EVERY_S
 
-REPORT_INTERVAL_S = 0.05  # reports are coalesced to at most one per interval
-HEARTBEAT_S = 1.0
 REMEMBERED_SAVES = 4
 
 
@@ -90,7 +89,7 @@ class Host:
         incarnation: str,
         memory: HostMemory | None = None,
         *,
-        report_interval_s: float = REPORT_INTERVAL_S,
+        report_interval_s: float = REPORT_EVERY_S,
         heartbeat_s: float = HEARTBEAT_S,
         domain: str = "",
     ):

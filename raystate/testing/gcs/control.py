@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.testing.gcs.counts import Counts, LoggedRequest
 from raystate.testing.gcs.faults import FaultRule, Rules, parse_rules
-
-_TIMEOUT_S = 300.0  # of a machine that does many other things
+from raystate.waits import LONGEST_S
 
 
 class GcsControl:
@@ -106,7 +105,7 @@ class GcsControl:
 
     def _call(self, method: str, control: str, value: Any = None) -> Any:
         address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_TIMEOUT_S)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=LONGEST_S)
         try:
             connection.request(method, f"/_raystate/{control}", body=None if value is None else json.dumps(value))
             response = connection.getresponse()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from raystate.testing.gcs.operations import Kind
+from raystate.waits import NAME_CHANGES_S
 
 Billing: TypeAlias = Literal["class_a", "class_b", "free"]
 
@@ -31,7 +32,6 @@ _BILLING: dict[Kind, Billing] = {
 }
 
 _LOGGED = 10_000  # newest operations that the log keeps
-_WINDOW_S = 1.0  # Cloud Storage wants at least this between two changes of one name
 _REMEMBERED = 100_000  # names after which those that were not written lately are forgotten
 
 
@@ -179,10 +179,10 @@ class WritePace:
     def changed(self, bucket: str, name: str) -> None:
         """The name was changed."""
         now_s = self._clock()
-        if now_s - self._changed_s.get((bucket, name), float("-inf")) < _WINDOW_S:
+        if now_s - self._changed_s.get((bucket, name), float("-inf")) < NAME_CHANGES_S:
             self._report(bucket, name)
         if len(self._changed_s) >= _REMEMBERED:
-            self._changed_s = {key: at_s for key, at_s in self._changed_s.items() if now_s - at_s < _WINDOW_S}
+            self._changed_s = {key: at_s for key, at_s in self._changed_s.items() if now_s - at_s < NAME_CHANGES_S}
         self._changed_s[bucket, name] = now_s
 
     def forget(self, bucket: str) -> None:

@@ -13,9 +13,7 @@ from typing import Self
 from raystate.core.formats.errors import StorageError
 from raystate.testing.gcs.control import GcsControl
 from raystate.testing.gcs.faults import Rules, parse_rules
-
-_START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 10.0
+from raystate.waits import ENDS_S, STARTS_S
 
 
 class GcsServer(GcsControl):
@@ -88,11 +86,11 @@ class GcsServer(GcsControl):
         # Its standard input is the lifeline: the system closes it when this process ends. Ctrl-C is for this process.
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
         assert self._process.stdout is not None
-        too_late = threading.Timer(_START_TIMEOUT_S, self._process.kill)
+        too_late = threading.Timer(STARTS_S, self._process.kill)
         too_late.start()
         line = self._process.stdout.readline()
         too_late.cancel()
-        said = json.loads(line) if line else {"error": f"it ended, or said nothing for {_START_TIMEOUT_S:g} s"}
+        said = json.loads(line) if line else {"error": f"it ended, or said nothing for {STARTS_S:g} s"}
         if "error" in said:
             self.close()
             raise StorageError(f"the local Cloud Storage server did not start: {said['error']}", operation="start")
@@ -106,7 +104,7 @@ class GcsServer(GcsControl):
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
         try:
-            process.wait(_STOP_TIMEOUT_S)
+            process.wait(ENDS_S)
         except subprocess.TimeoutExpired:
             process.kill()  # the backend goes with it
             process.wait()

@@ -14,9 +14,9 @@ from aiohttp import web
 from raystate.testing.gcs.backend import Backend, BackendError
 from raystate.testing.gcs.faults import FaultRule
 from raystate.testing.gcs.proxy import Proxy
+from raystate.waits import MOMENT_S
 
 _READ_BYTES = 1 << 20  # read ahead per connection
-_STOP_TIMEOUT_S = 0.5  # for requests that are still running at the end
 
 
 async def serve(
@@ -69,7 +69,7 @@ async def serve(
             # A client that goes away cancels what waits for it alone (see `Proxy`). Bodies stay as they were sent.
             runner = web.AppRunner(
                 app, access_log=None, handler_cancellation=True, auto_decompress=False, read_bufsize=_READ_BYTES,
-                shutdown_timeout=_STOP_TIMEOUT_S,
+                shutdown_timeout=MOMENT_S,
             )  # fmt: skip
             await runner.setup()
             try:
