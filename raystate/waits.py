@@ -157,7 +157,7 @@ STORAGE_STILL_S = 10.0
 # Then it is copied as soon as a slot is free.
 SAVES_PAUSE_S = 0.25
 # The log, after its last change.
-# Then the Coordinator closes what is open in it.
+# Then the Coordinator closes the intents that were carried out.
 LOG_CLOSED_S = 30.0
 # A HostActor's call of another one for a piece of a peer copy or of a restore.
 # Then the piece is taken from another host or tier.

@@ -296,6 +296,7 @@ class Pipeline:
         self._session.link.check()
         self._session.refuse_unfinished_restore()
         self._move(self._room.again())
+        # By then a copy without a slot has given up, and its step is named as lost.
         self._await_copies(lambda: self._running is None and not self._jobs, self._session.config.save_timeout_s + MOMENT_S)
 
     @contextmanager

@@ -382,7 +382,7 @@ class RayTrainCallback(_Callback):
 
         def result() -> int | None:
             try:
-                return future.result(timeout=ANSWER_S)
+                return future.result(timeout=ANSWER_S)  # more than the Coordinator and storage are given
             except Exception as error:  # storage or the Coordinator doesn't answer: no progress that we know of
                 logger.warning("cannot tell the newest step: %s: %s", type(error).__name__, error)
                 return None

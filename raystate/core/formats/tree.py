@@ -275,8 +275,7 @@ class SlotTable:
         raw["crc32c"] = tuple(raw["crc32c"])
         raw["values"] = tuple(tuple(values) for values in raw["values"])
         raw["iterators"] = {item: base64.b64decode(state) for item, state in raw["iterators"].items()}
-        files = raw.get("files", {})
-        raw["files"] = {item: {name: base64.b64decode(data) for name, data in mine.items()} for item, mine in files.items()}
+        raw["files"] = {item: {name: base64.b64decode(data) for name, data in mine.items()} for item, mine in raw["files"].items()}
         return cls(**raw)
 
 
