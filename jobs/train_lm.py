@@ -80,15 +80,8 @@ def _launch_options(config: RayConfig) -> dict[str, Any]:
     """
     from ray.train import RunConfig, ScalingConfig
 
-    env = dict(config.env)
     resources: dict[str, float] = {"CPU": config.cpus_per_worker}
-    if config.platform == "cpu":
-        devices = config.devices_per_worker or 1
-        env.setdefault("JAX_PLATFORMS", "cpu")
-        flags = env.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", "")).split()
-        flags = [flag for flag in flags if not flag.startswith("--xla_force_host_platform_device_count")]
-        env["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"])
-    elif config.devices_per_worker:
+    if config.platform != "cpu" and config.devices_per_worker:
         resources["GPU" if config.platform == "gpu" else "TPU"] = config.devices_per_worker
     workers = config.num_workers
     try:
@@ -106,9 +99,20 @@ def _launch_options(config: RayConfig) -> dict[str, Any]:
     return {
         "num_workers": workers,
         "scaling_config": scaling,
-        "run_config": RunConfig(worker_runtime_env={"env_vars": env}),
+        "run_config": RunConfig(worker_runtime_env={"env_vars": worker_env(config)}),
         "max_failures": config.max_failures,
     }
+
+
+def worker_env(config: RayConfig) -> dict[str, str]:
+    """The environment of the processes that train, beside what they inherit."""
+    env = dict(config.env)
+    if config.platform == "cpu":
+        env.setdefault("JAX_PLATFORMS", "cpu")
+        flags = env.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", "")).split()
+        flags = [flag for flag in flags if not flag.startswith("--xla_force_host_platform_device_count")]
+        env["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={config.devices_per_worker or 1}"])
+    return env
 
 
 def _run(config: Config, state: raystate.StateConfig, launch: dict[str, Any]) -> int:

@@ -2,8 +2,9 @@
 
     python -m jobs.demo [--full] [--gcs] [--svg PATH] [--verbose]
 
-Runs the job twice with `ray job submit`: once undisturbed, once with the kill. `--full` trains longer, kills a
-HostActor, too, and shows digests. Exit code 0 if every claim in its tables held.
+Trains twice. One run is plain JAX in two processes, with neither Ray nor raystate, and is left alone. The other has
+raystate, on a Ray of two nodes, and is killed. `--full` submits both with `ray job submit` to a Ray of three nodes,
+trains longer, kills a HostActor, too, and shows digests. Exit code 0 if every claim in its tables held.
 """
 
 from __future__ import annotations
@@ -19,34 +20,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from etils import epath
+from rich.progress import TaskID
 
-from jobs.demo.cluster import NODES, START_TIMEOUT_S, DemoFailed, local_bucket, local_cluster, submit
+from jobs.demo.cluster import NODES, START_TIMEOUT_S, DemoFailed, free_port, local_bucket, local_cluster
+from jobs.demo.runs import JOB_TIMEOUT_S, SHORT, WORKERS, Job, Processes, Run, Submission, settings, wait_for
 from jobs.demo.view import Struck, View, ends_table, kills_table
 from jobs.lm.config import load
 
 MOST_REPEATED = 2  # steps: the snapshot in flight, and one interval
 MOST_SHORT_REPEATED = 5  # the short steps of the quick form follow each other faster than a busy machine copies them
-WORKERS = 2
-JOB_TIMEOUT_S = 900.0  # a machine that does much else takes three minutes for one
-POLL_S = 0.1
-CHECK_S = 5.0
-ARRAYS = "state"
 REPORT = Path("build", "demo.html")
-# Of --config, for a demo that ends while somebody watches: less to compute, and nothing beside the training.
-SHORT = {
-    "model.n_layers": 1,
-    "train.steps": 60,
-    "train.batch_size": 16,
-    "train.eval_every_steps": 0,
-    "train.eval_bytes": 4096,
-    "train.sample_bytes": 0,
-}
+# Of the steps. Late in the short form: by then processes wait for the restart, and what is left needs no other ones.
+KILL_AT, SHORT_KILL_AT, HOST_ACTOR_AT = 0.35, 0.75, 0.7
 
 READ_WITH_ORBAX = """
 import hashlib, json, sys
@@ -73,87 +64,6 @@ class Kill:
     at_step: int
     at_s: float
     spares_trainers: bool = False  # the training goes on meanwhile
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """One submission: where it keeps things, and its events so far."""
-
-    name: str
-    folder: Path
-    bucket: str | None = None  # instead of a directory
-
-    @property
-    def storage(self) -> str:
-        return f"gs://{self.bucket}/{self.name}" if self.bucket else str(self.folder / self.name)
-
-    def events(self) -> list[dict[str, Any]]:
-        path = self.folder / f"{self.name}.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return sorted((json.loads(line) for line in lines), key=lambda event: event["t"])
-
-    def newest_step(self) -> int:
-        return max((event["step"] for event in self.events()), default=0)
-
-    def has_ended(self) -> bool:
-        return all((self.folder / f"{self.name}.digest.{rank}").exists() for rank in range(WORKERS))
-
-    def digests(self) -> list[dict[str, Any]]:
-        return [json.loads((self.folder / f"{self.name}.digest.{rank}").read_text()) for rank in range(WORKERS)]
-
-
-class Submission:
-    """`ray job submit -- python -m jobs.train_lm …`, and what comes of it."""
-
-    def __init__(self, address: str, run: Run, args: argparse.Namespace):
-        from ray.job_submission import JobSubmissionClient
-
-        overrides = {
-            **({} if args.full else SHORT),
-            "state.storage": run.storage,
-            "state.run": f"demo-{run.name}-{os.getpid()}",
-            "train.events": run.folder / f"{run.name}.jsonl",
-            "train.digest_out": run.folder / f"{run.name}.digest",
-            "ray.scaling": json.dumps({"resources_per_worker": {"CPU": 1, "trainer": 1}}),
-        }
-        if args.steps is not None:
-            overrides["train.steps"] = args.steps
-        sets = " ".join(f"--set '{key}={value}'" for key, value in overrides.items())
-        self._client = JobSubmissionClient(address)
-        self._verbose = args.verbose
-        self.id = submit(self._client, f"{sys.executable} -m jobs.train_lm --config {args.config} {sets}")
-
-    def status(self) -> str:
-        return str(self._client.get_job_status(self.id))
-
-    def check(self) -> None:
-        status = self.status()
-        if status in ("FAILED", "STOPPED"):
-            why = self._client.get_job_info(self.id).message  # of a job whose driver was lost the log has no reason
-            raise DemoFailed(f"the job ended with {status} ({why}):\n{self.tail()}")
-
-    def tail(self, lines: int = 30) -> str:
-        return "\n".join(self._client.get_job_logs(self.id).splitlines()[-lines:])
-
-    def finish(self) -> None:
-        _wait(lambda: self.status() in ("SUCCEEDED", "FAILED", "STOPPED"), "end of the job", JOB_TIMEOUT_S, poll_s=0.5)
-        self.check()
-        if self._verbose:
-            print(self.tail(100))
-
-
-def _wait(
-    condition: Callable[[], Any], what: str, timeout_s: float, check: Callable[[], None] = lambda: None, poll_s: float = POLL_S
-) -> None:
-    begin_s = checked_s = time.monotonic()
-    while not condition():
-        now_s = time.monotonic()
-        if now_s - checked_s > CHECK_S:  # asking the cluster takes much longer than looking at a file
-            check()
-            checked_s = now_s
-        if now_s - begin_s > timeout_s:
-            raise DemoFailed(f"no {what} within {timeout_s:.0f} s")
-        time.sleep(poll_s)
 
 
 def kill_trainer(run: Run, rank: int) -> Kill:
@@ -200,60 +110,109 @@ def tier_of(run: Run) -> str:
     return next((one["tier"] for one in recoveries if one.get("kind") == "recovery" and one["back"]), "?")
 
 
-def strike(view: View, run: Run, kill: Kill, watch: Callable[[], None], check: Callable[[], None]) -> None:
-    """Say what was killed, and what followed as soon as it has."""
-    view.say(f"[bold red]kill -9: the {kill.what}[/] (process {kill.pid}), after step {kill.at_step}")
+class Demo:
+    """Runs, their bars, and what is said of them, with the seconds since the start."""
 
-    def followed() -> tuple[float, int, int] | None:
-        watch()
-        return what_followed(run, kill)
+    def __init__(self, args: argparse.Namespace, view: View, folder: Path):
+        self.args, self.view, self.folder = args, view, folder
+        self.steps = args.steps or (load(args.config, []).train.steps if args.full else SHORT["train.steps"])
+        self._began_s = time.monotonic()
+        self._started: list[tuple[Run, Job, TaskID]] = []
 
-    _wait(followed, "new step", JOB_TIMEOUT_S, check)
-    seconds, start, repeated = followed() or (0.0, 0, 0)
-    again = {0: "no step", 1: "1 step"}.get(repeated, f"{repeated} steps")
-    how = "the training goes on beside it" if kill.spares_trainers else f"back at step {start}"
-    view.say(f"[bold green]{how}: the next new step after {seconds:.1f} s[/], {again} repeated")
+    def say(self, what: str) -> None:
+        self.view.say(f"[dim]{time.monotonic() - self._began_s:4.0f} s[/]  {what}")
 
+    def started(self, run: Run, job: Job) -> Run:
+        self._started.append((run, job, self.view.bar(run.name, self.steps)))
+        return run
 
-def demo(args: argparse.Namespace, view: View) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="raystate-demo-"))
-    began_s = time.monotonic()
-    steps = args.steps or (load(args.config, []).train.steps if args.full else SHORT["train.steps"])
+    def wait(self, condition: Callable[[], Any], what: str) -> None:
+        """Until it holds. The bars move meanwhile, and a run that fails ends it."""
 
-    def train(name: str, bucket: str | None, address: str, kills: dict[float, Callable[[Run], Kill]]) -> tuple[Run, list[Kill]]:
-        run, done = Run(name=name, folder=folder, bucket=bucket), []
-        bar = view.bar(name, steps)
-        job = Submission(address, run, args)
+        def look() -> Any:
+            for run, _, bar in self._started:
+                self.view.move(bar, run.newest_step())
+            return condition()
 
-        def watch() -> None:
-            view.move(bar, run.newest_step())
+        def check() -> None:
+            for _, job, _ in self._started:
+                job.check()
 
-        def has_reached(step: float) -> bool:
-            watch()
-            return run.newest_step() >= step
+        wait_for(look, what, JOB_TIMEOUT_S, check)
 
-        for share, kill in kills.items():
-            _wait(lambda at=steps * share: has_reached(at), "progress", JOB_TIMEOUT_S, job.check)
-            done.append(kill(run))
-            strike(view, run, done[-1], watch, job.check)
-        _wait(lambda: has_reached(steps) and run.has_ended(), "end of the training", JOB_TIMEOUT_S, job.check)
-        view.end(bar)
+    def kill(self, run: Run, share: float, kill: Callable[[Run], Kill]) -> Kill:
+        """Kill after that share of the steps. Say what was killed, and what followed as soon as it has."""
+        self.wait(lambda: run.newest_step() >= self.steps * share, "progress")
+        done = kill(run)
+        self.say(f"[bold red]kill -9: the {done.what}[/] (process {done.pid}), after step {done.at_step}")
+        self.wait(lambda: what_followed(run, done), "new step")
+        seconds, start, repeated = what_followed(run, done) or (0.0, 0, 0)
+        again = {0: "no step", 1: "1 step"}.get(repeated, f"{repeated} steps")
+        how = "the training goes on beside it" if done.spares_trainers else f"back at step {start}"
+        self.say(f"[bold green]{how}: the next new step after {seconds:.1f} s[/], {again} repeated")
+        return done
+
+    def finish(self, run: Run) -> None:
+        self.wait(lambda: run.newest_step() >= self.steps and run.has_ended(), "end of the training")
+        job, bar = next((job, bar) for each, job, bar in self._started if each is run)
+        self.view.end(bar)
         job.finish()
-        view.say(f"{name}: all {steps} steps, {time.monotonic() - began_s:.0f} s since the start of the demo")
-        return run, done
+        self.say(f"{run.name}: all {self.steps} steps")
 
+
+def short(demo: Demo, stack: contextlib.ExitStack, bucket: str | None) -> tuple[Run, Run, list[Kill]]:
+    """(undisturbed, killed, kills) of the form for somebody who watches."""
+    from jobs.train_lm import worker_env
+
+    args, folder = demo.args, demo.folder
+
+    def start(run: Run, commands: list[list[str]], env: Mapping[str, str]) -> Run:
+        job = Processes(run, commands, env, verbose=args.verbose)
+        stack.callback(job.close)
+        return demo.started(run, job)
+
+    # Nothing beside Ray's start, which fails when it takes 30 s.
+    address = stack.enter_context(local_cluster(jobs=False))
+    demo.say("Ray is up: two nodes on this machine")
+    calm = Run(name="undisturbed", folder=folder)
+    given = [*settings(calm, args), "--storage", calm.storage, "--address", f"127.0.0.1:{free_port()}"]
+    ranks = [["jobs.lm.plain", *given, "--rank", str(rank)] for rank in range(WORKERS)]
+    start(calm, ranks, worker_env(load(args.config, [f"{key}={value}" for key, value in SHORT.items()]).ray))
+    demo.say("undisturbed: plain JAX in two processes, no Ray, no raystate")
+    demo.finish(calm)
+    rough = Run(name="killed", folder=folder, bucket=bucket)
+    start(rough, [["jobs.train_lm", *settings(rough, args)]], {"RAY_ADDRESS": address})
+    demo.say("killed: the same training with raystate, a process on each node")
+    kills = [demo.kill(rough, SHORT_KILL_AT, lambda run: kill_trainer(run, 1))]
+    demo.finish(rough)
+    return calm, rough, kills
+
+
+def full(demo: Demo, stack: contextlib.ExitStack, bucket: str | None) -> tuple[Run, Run, list[Kill]]:
+    """(undisturbed, killed, kills) of the long form."""
+    address = stack.enter_context(local_cluster())
+    demo.say(f"Ray is up: a head and {NODES} nodes on this machine")
+    demo.say(f"Twice: ray job submit -- python -m jobs.train_lm --config {demo.args.config}")
+    calm, rough = (Run(name=name, folder=demo.folder, bucket=bucket) for name in ("undisturbed", "killed"))
+    demo.started(calm, Submission(address, calm, demo.args))
+    demo.finish(calm)
+    demo.started(rough, Submission(address, rough, demo.args))
+    kills = [demo.kill(rough, KILL_AT, lambda run: kill_trainer(run, 1)), demo.kill(rough, HOST_ACTOR_AT, kill_host_actor)]
+    demo.finish(rough)
+    return calm, rough, kills
+
+
+def run_demo(args: argparse.Namespace, view: View) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="raystate-demo-"))
+    demo = Demo(args, view, folder)
     try:
         with contextlib.ExitStack() as stack:
-            bucket = stack.enter_context(local_bucket(view.say)) if args.gcs else None
-            address = stack.enter_context(local_cluster())
-            view.say(f"Ray is up after {time.monotonic() - began_s:.0f} s: a head and {NODES} nodes on this machine.")
-            view.say(f"Twice: ray job submit -- python -m jobs.train_lm --config {args.config}")
-            calm, _ = train("undisturbed", bucket, address, {})
-            kills = {0.35: lambda run: kill_trainer(run, 1), **({0.7: kill_host_actor} if args.full else {})}
-            rough, done = train("killed", bucket, address, kills)
+            bucket = stack.enter_context(local_bucket(demo.say)) if args.gcs else None
+            calm, rough, kills = (full if args.full else short)(demo, stack, bucket)
             view.stop_bars()
-            show(view, calm, rough, done, full=args.full)
-            view.say(f"\nEverything held, in {time.monotonic() - began_s:.0f} s. The story of the run that was killed: {REPORT}")
+            show(view, calm, rough, kills, full=args.full)
+            view.say()
+            demo.say(f"everything held; the story of the run that was killed: {REPORT}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -284,7 +243,8 @@ def show(view: View, calm: Run, rough: Run, kills: list[Kill], *, full: bool) ->
     rows = [(loss, calm_end[0]["loss_hex"], rough_end[0]["loss_hex"])]
     for a, b in zip(calm_end, rough_end, strict=True):
         rows.append((f"state and iterator, rank {a['rank']}", a["sha256"][:16], b["sha256"][:16]))
-    rows.append(("steps on disk (stock Orbax)", str(calm_disk["steps"]), str(rough_disk["steps"])))
+    if full:  # the plain run of the short form keeps its last step only
+        rows.append(("steps on disk (stock Orbax)", str(calm_disk["steps"]), str(rough_disk["steps"])))
     rows.append(("newest step (stock Orbax)", calm_disk["sha256"][:16], rough_disk["sha256"][:16]))
     problems += [f"{name}: {a} and {b} differ" for name, a, b in rows if a != b]
     view.say(ends_table(rows, full=full))
@@ -329,7 +289,7 @@ def main() -> int:
     parser.add_argument("--gcs", action="store_true", help="keep the runs in a bucket of a GCS server on this machine")
     parser.add_argument("--full", action="store_true", help="longer, with a second kill, and digests in the tables")
     parser.add_argument("--steps", type=int, default=None, help="instead of the config's")
-    parser.add_argument("--svg", type=Path, default=None, metavar="PATH", help="a picture of what was printed")
+    parser.add_argument("--svg", type=Path, default=None, metavar="PATH", help="a picture of what was printed, and a dark one")
     parser.add_argument("--verbose", action="store_true", help="show the end of the jobs' logs")
     args = parser.parse_args()
     args.config = args.config or ("configs/lm_gcs.yaml" if args.gcs else "configs/lm_cpu.yaml")
@@ -338,7 +298,7 @@ def main() -> int:
     view = View()
     try:
         with view:
-            demo(args, view)
+            run_demo(args, view)
     except DemoFailed as error:
         view.say(f"[bold red]It did not hold:[/] {error}")
         return 1

@@ -46,25 +46,40 @@ def local_bucket(say: Callable[[str], None]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def local_cluster() -> Iterator[str]:
-    """Three Ray nodes on this machine, ended with all their processes at the end; yields the dashboard's address."""
+def local_cluster(*, jobs: bool = True) -> Iterator[str]:
+    """Ray nodes on this machine, ended with all their processes at the end.
+
+    Args:
+        jobs: a head and `NODES` more, of a Ray that takes jobs. Else a head and one more, with no dashboard.
+
+    Yields:
+        The dashboard's address, or without `jobs` that of Ray.
+
+    Raises:
+        DemoFailed: Ray did not start.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
     port = free_port()
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": 2, "include_dashboard": True, "dashboard_port": port, "object_store_memory": 100 << 20,
-            "dashboard_agent_listen_port": free_port(),  # takes the jobs; by itself it has the same one in each Ray
-        },
-    )  # fmt: skip
+    node: dict[str, Any] = {"num_cpus": 2, "resources": {"trainer": 1}, "object_store_memory": 100 << 20}
+    head = {**node, "include_dashboard": False}
+    if jobs:
+        # The agent takes the jobs; by itself it has the same port in each Ray.
+        takes_jobs = {"include_dashboard": True, "dashboard_port": port, "dashboard_agent_listen_port": free_port()}
+        head = {**node, "resources": {}, **takes_jobs}
     try:
-        for _ in range(NODES):
-            cluster.add_node(num_cpus=2, resources={"trainer": 1}, object_store_memory=100 << 20)
-        ray.init(address=cluster.address, namespace="demo", log_to_driver=False, logging_level=logging.ERROR)
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+    except Exception as error:  # Ray has no class for it, and its text may be a whole log
+        why = str(error).strip().partition("\n")[0]
+        raise DemoFailed(f"Ray did not start, for which it has 30 s. Try again when the machine does less. {why}") from error
+    try:
+        for _ in range(NODES if jobs else 1):
+            cluster.add_node(wait=False, **node)
+        if jobs:
+            ray.init(address=cluster.address, namespace="demo", log_to_driver=False, logging_level=logging.ERROR)
         cluster.wait_for_nodes()
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}" if jobs else str(cluster.address)
     finally:
         ray.shutdown()
         cluster.shutdown()

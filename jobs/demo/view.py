@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 
 WIDTH = 80  # characters, of a log and of the picture
 
@@ -61,10 +62,14 @@ class View:
         self._bars.stop()
 
     def save_svg(self, path: Path) -> None:
-        """All that was said, as it looks in a terminal. It fetches no fonts from elsewhere, as rich's own would."""
+        """All that was said, as it looks in a light terminal, and beside it in a dark one.
+
+        The pictures fetch no fonts from elsewhere, as rich's own would.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture = self._picture.export_svg(title="make demo")
-        path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
+        for at, theme in ((path, DEFAULT_TERMINAL_THEME), (path.with_stem(f"{path.stem}-dark"), SVG_EXPORT_THEME)):
+            picture = self._picture.export_svg(title="make demo", theme=theme, clear=False)
+            at.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
 
 
 def plain_table(title: str) -> Table:

@@ -10,10 +10,12 @@ from typing import Any
 
 import jax
 import pytest
+from orbax.checkpoint import v1 as ocp
 
 from jobs.lm import train as lm_train
 from jobs.lm.config import Config, validate
 from jobs.lm.corpus import CorpusError
+from jobs.lm.plain import LastStep
 from tests.jobs.lm_fake_manager import FakeManager
 from tests.patience import PATIENCE_S
 
@@ -57,6 +59,15 @@ def test_a_resumed_run_ends_in_the_same_state_and_loss(tmp_path: Path, capsys: p
 
     for text in ("step  5/20  loss", "tokens/s", "zlib -9", "byte entropy", "saved 20", "  | def ", whole["loss_hex"]):
         assert text in output
+
+
+def test_a_run_without_raystate_ends_in_the_same_state_and_orbax_has_it(tmp_path: Path) -> None:
+    managed = lm_train.Job(_config(digest_out=str(tmp_path / "managed"))).run(FakeManager())
+    plain = lm_train.Job(_config(digest_out=str(tmp_path / "plain"))).run(LastStep(str(tmp_path / "steps")))
+    assert plain["loss_hex"] == managed["loss_hex"]
+    assert _digest(tmp_path / "plain") == _digest(tmp_path / "managed")
+    found = ocp.load(str(tmp_path / "steps" / "20"))
+    assert int(found["opt"][1][0]["count"]) == 20
 
 
 def test_a_finished_run_only_reports(tmp_path: Path) -> None:
