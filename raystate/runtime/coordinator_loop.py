@@ -249,8 +249,8 @@ class CoordinatorLoop:
         if self.attempt < 0:
             return self._claim_or_rest(timeout_s)
         if busy := self._clock() >= self._next_tick_s:
-            self._next_tick_s = self._clock() + AGAIN_S
             self._handle(Tick())
+            self._next_tick_s = self._clock() + AGAIN_S  # from its end: else slow ones would leave no time for events
         try:
             event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
         except queue.Empty:

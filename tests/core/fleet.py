@@ -78,6 +78,10 @@ class Fleet:
         self._pass_on(more=True)
         self._next = event
 
+    def look(self) -> None:
+        """The batch ends here."""
+        self._pass_on(more=False)
+
     def _pass_on(self, *, more: bool) -> None:
         event, self._next = self._next, None
         if event is not None:
@@ -107,7 +111,7 @@ class Fleet:
 
     def settle(self) -> None:
         """Answers, and the reports that say which advice has come, until nothing is left."""
-        self._pass_on(more=False)
+        self.look()
         while self.later or self.dirty:
             waiting, self.later = self.later, []
             for event in waiting:
@@ -116,7 +120,7 @@ class Fleet:
             for host in told:
                 self.report(host)
             self.send(Tick())
-            self._pass_on(more=False)
+            self.look()
 
     def report(self, host: int) -> None:
         self.seq[host] += 1

@@ -14,8 +14,9 @@ from raystate.core.formats.messages import (
     Publish,
     PublishDone,
     StopAsked,
+    Tick,
 )
-from tests.core.driver import Driver, history, running
+from tests.core.driver import AB, Driver, history, running
 
 
 def test_stop_is_confirmed_when_all_have_agreed():
@@ -157,3 +158,20 @@ def test_a_save_when_idle_waits_until_the_one_before_is_staged():
     driver.word(1, proposal.step + 1)
     driver.tick(6.0)
     assert driver.advice().proposal is not None
+
+
+def test_answers_that_wait_beside_the_deadline_count():
+    """They were taken before the Tick that is too late for others, and no part has looked at them yet."""
+    driver = running()
+    driver.stage(3)
+    driver.send(StopAsked(reason="grow", within_s=None))
+    proposal = driver.core.snapshots.proposal
+    assert proposal is not None
+    driver.now_s += driver.core.settings.barrier_timeout_s - 0.01
+    for rank in range(2):
+        driver.word(rank, 3, report=False, ack_id=proposal.id, ack_ok=True, ack_step=3)
+    for host in AB:
+        driver.core.handle(HostReported(summary=driver.summary(host)), driver.now_s, more=True)
+    driver.now_s += 0.02
+    driver.send(Tick())
+    assert driver.core.snapshots.proposal == dataclasses.replace(proposal, state="confirmed")

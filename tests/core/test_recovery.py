@@ -351,6 +351,24 @@ def test_a_step_that_is_gone_by_the_next_attempt_is_not_replaced_by_the_newest()
     assert [(one.error, one.details["step"]) for one in driver.replies(Failure)] == [("StepNotFoundError", 2)]
 
 
+def test_an_earlier_attempts_choice_of_the_newest_that_is_gone_is_chosen_anew():
+    driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a",))
+    driver.world, driver.lineage, driver.place = 1, "1.1.x", {0: "a"}
+    driver.word(0, -1)
+    driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=0, step=7, begins="1.9.x", ok=True, word=1))
+    assert driver.replies(RestoreChoice)[-1].step == 5
+
+
+def test_a_rank_that_asks_anew_beside_one_that_waits_for_an_earlier_outcome_makes_no_mistake_of_the_script():
+    driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    for rank in range(2):
+        driver.word(rank, -1)
+    driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=0, step=3, want=3, begins="1.9.x", ok=True, word=1))
+    driver.ask_restore(1)
+    assert {one.error for one in driver.replies(Failure)} == {"StaleAttemptError"}
+
+
 def test_a_restore_begun_under_an_earlier_attempt_goes_on():
     driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a", "b"))
     driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}

@@ -19,6 +19,7 @@ from tests.core.fleet import PHASES, ready
 pytestmark = pytest.mark.timeout(1200)  # counting is slow, on a busy machine very
 
 FEW, MANY = 16, 4096
+LINES_OF_A_FATE = 50
 GROWTH = 1.6  # work for each host with MANY hosts, as a multiple of that with FEW
 
 
@@ -85,16 +86,21 @@ def test_work_for_each_host_does_not_grow(name: str, works: dict[tuple[str, int]
     assert not grown
 
 
-def test_a_tick_looks_at_what_is_waited_for_and_not_at_all_that_was_promised():
-    works: list[int] = []
-    for promises in (1, 64):
-        fleet = ready(FEW)
+def test_a_look_at_who_waits_costs_ranks_plus_promises():
+    """Not their product: a look that takes longer than the time between two ticks leaves no time for what it waits for."""
+    works: dict[tuple[int, int], int] = {}
+    for ranks, promises in ((FEW, 1), (FEW, 64), (16 * FEW, 1), (16 * FEW, 64)):
+        fleet = ready(ranks)
         promised = tuple(SnapshotId(fleet.lineage, step, 0) for step in range(2, 2 + promises))
-        for host in range(FEW):
+        for host in range(ranks):
+            fleet.word(host, 1 + promises, tuple(range(2, 2 + promises)))
             fleet.send(FlushAsked(ask=fleet.ask(), lineage=fleet.lineage, rank=host, promised=promised, word=fleet.number))
+        fleet.look()
         work = Work()
         with work.counted():
             fleet.send(Tick())
+            fleet.look()
         assert not any(isinstance(one, FlushReply) for one in fleet.said)
-        works.append(work.total)
-    assert works[1] <= works[0], works
+        works[ranks, promises] = work.total
+    for ranks in (FEW, 16 * FEW):
+        assert works[ranks, 64] <= works[ranks, 1] + 64 * LINES_OF_A_FATE, works

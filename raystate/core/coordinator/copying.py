@@ -40,6 +40,7 @@ class Copying:
         self._ordered_s = 0.0
         self._orders: dict[HostId, Copy] = {}  # the newest of each host, for the target
         self._seq = 0
+        self._lacked = 0  # a rank
         self._changed = True
 
     @property
@@ -54,7 +55,13 @@ class Copying:
         if not self.is_on:
             return True
         self._assign()
-        return not any(self.is_waited_for(host) for rank in range(snap.world) for host in self._lacking(snap, rank))
+        # From the rank that lacked one last: reports come one by one, and each asks.
+        for turn in range(snap.world):
+            rank = (self._lacked + turn) % snap.world
+            if any(map(self.is_waited_for, self._lacking(snap, rank))):
+                self._lacked = rank
+                return False
+        return True
 
     def is_waited_for(self, host: HostId) -> bool:
         """Whether snapshots wait for the copies that this host should keep."""

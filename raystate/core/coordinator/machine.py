@@ -213,7 +213,7 @@ class Coordinator:
                 self._early.append(event)
             return out
         self._take(event)
-        if not more:
+        if not more and self._end is None:
             self._settle()
         return out
 
@@ -338,6 +338,7 @@ class Coordinator:
                 self.journal.attempt_dead(AttemptDead(attempt=attempt))
 
     def _tick(self, _: Tick) -> None:
+        self._settle()  # an answer that came in the same batch as its deadline counts
         self._give_up_waiting()
         self.hangs.tick()
         self.snapshots.tick()

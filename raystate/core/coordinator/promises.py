@@ -67,35 +67,41 @@ class Promises:
         self._joins = joins
         self._journal = journal
         self._saves = saves
-        self._waiting: dict[Ask, tuple[FlushAsked, float]] = {}  # with the time when it was asked
+        # By what they wait for, which is the same for most ranks: so a look costs as much as there are ranks and promises, not their
+        # product. With the time when each was asked. (test_scaling.test_a_look_at_who_waits_costs_ranks_plus_promises)
+        self._waiting: dict[frozenset[SnapshotId], dict[Ask, tuple[FlushAsked, float]]] = {}
 
     def flush_asked(self, event: FlushAsked) -> None:
         """A rank waits until everything that it was promised is durable, or known to be lost."""
         if self._joins.check(event.ask, event.lineage, event.rank):
             for key, why in event.broken:
                 self._saves.copy_broke(key, event.rank, why)
-            if event.ask not in self._waiting:  # who asks again, because the answer may be lost, waits no longer
-                self._waiting[event.ask] = (event, self._desk.now_s)
+            # Another try may keep what is broken. A rank that asks again, because the answer may be lost, waits no longer for it.
+            keys = frozenset((*event.promised, *(key for key, _ in event.broken)))
+            self._waiting.setdefault(keys, {}).setdefault(event.ask, (event, self._desk.now_s))
 
     def turn(self) -> None:
         """Answer those whose promises are all settled, whose group is gone, or who have waited long enough."""
-        if self._waiting:
-            fates = self.fates()
-            for ask in [ask for ask, (event, since_s) in self._waiting.items() if not self._has_to_wait(event, since_s, fates)]:
-                self._answer(ask, fates)
+        if not self._waiting:
+            return
+        fates = self.fates()
+        for keys, asks in list(self._waiting.items()):
+            is_open = any(fates.fate(key)[0] is None for key in keys)
+            for ask in [
+                ask for ask, (event, since_s) in asks.items() if not self._has_to_wait(event, since_s, fates, is_open=is_open)
+            ]:
+                self._answer(ask, *asks.pop(ask), fates)
+            if not asks:
+                del self._waiting[keys]
 
-    def _has_to_wait(self, event: FlushAsked, since_s: float, fates: Fates) -> bool:
+    def _has_to_wait(self, event: FlushAsked, since_s: float, fates: Fates, *, is_open: bool) -> bool:
         group = self._joins.group
         gone = group is None or not group.alive or group.lineage != event.lineage
         if not event.wait or gone or self._desk.now_s - since_s >= self._desk.settings.save_timeout_s:
             return False
-        if not fates.is_heard(event):
-            return True
-        # Another try may keep what is broken.
-        return any(fates.fate(key)[0] is None for key in itertools.chain(event.promised, (key for key, _ in event.broken)))
+        return is_open or not fates.is_heard(event)
 
-    def _answer(self, ask: Ask, fates: Fates) -> None:
-        event, since_s = self._waiting.pop(ask)
+    def _answer(self, ask: Ask, event: FlushAsked, since_s: float, fates: Fates) -> None:
         waited_s = self._desk.now_s - since_s
         undecided, errors, lost = fates.unfinished(event)
         if event.wait:
@@ -112,7 +118,7 @@ class Promises:
     @property
     def waiting(self) -> int:
         """How many wait."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     # ---------------------------------------------------------------- what became of them
 

@@ -202,7 +202,8 @@ class Restores:
     def _all_asked(self) -> None:
         differences = self._wishes.differences()
         if differences:
-            self._fail("ConfigError", f"the ranks ask for different steps: {differences}")
+            anew = self._wishes.asked_anew()
+            self._fail(*self._has_gone_on(anew) if anew else ("ConfigError", f"the ranks ask for different steps: {differences}"))
             return
         self._want, self._rollback = self._wishes.wanted()
         self._enter("looking")
@@ -228,8 +229,10 @@ class Restores:
         if gone_on:
             self._fail(*self._has_gone_on(gone_on))
             return
-        want = self._want
-        snap, stored, damaged = self._restorable.in_memory(want), self._restorable.stored(), self._restorable.damaged
+        want, stored, damaged = self._want, self._restorable.stored(), self._restorable.damaged
+        if want not in (self._wishes.named[0], *stored) and self._restorable.in_memory(want) is None:
+            want = self._want = None  # the newest was asked for; an earlier attempt's choice of it is gone
+        snap = self._restorable.in_memory(want)
         if want is not None:
             if snap is None and want not in stored:
                 error, text, available = self._restorable.why_not(want)

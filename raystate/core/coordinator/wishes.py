@@ -65,15 +65,24 @@ class Wishes(Barrier):
             return ""
         return ", ".join(f"rank {rank}: step={step}, rollback={back}" for rank, (step, back) in sorted(self._wishes.items()))
 
+    def asked_anew(self) -> list[int]:
+        """Ranks that ask while others wait for the outcome of an earlier attempt's choice."""
+        return [rank for rank in sorted(self._wishes) if self._waiting and rank not in self._waiting]
+
     def differs(self, event: RestoreAsked) -> bool:
         """Whether the rank wants something else than it did, or than the others do: it asks for a restore after this one."""
         if event.word < self.word(event.rank):
             return False  # it is older than what is known
         return bool(self._wishes) and (event.step, event.rollback) != next(iter(self._wishes.values()))
 
+    @property
+    def named(self) -> tuple[int | None, bool]:
+        """(step, rollback) that all ask for; None: the newest."""
+        return next(iter(self._wishes.values()), (None, False))
+
     def wanted(self) -> tuple[int | None, bool]:
         """(step, rollback) that all want. Of the newest it is the one that an earlier attempt had chosen; None: the newest."""
-        step, rollback = next(iter(self._wishes.values()), (None, False))
+        step, rollback = self.named
         return (step if step is not None or self._resumed < 0 else self._resumed), rollback
 
     def lineage(self, rank: int) -> str:
