@@ -200,7 +200,7 @@ def test_what_failed_once_with_peer_copies(seed: int):
     assert result.ok, result.violation
 
 
-KNOWN_WITH_COPIES = {"copy's slot is given away": 630, "a growth taken back": 2359}
+KNOWN_WITH_COPIES = {"copy's slot is given away": 1252, "a growth taken back": 2359}
 
 
 @pytest.mark.parametrize("name", WITH_COPIES)
