@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from raystate.core.coordinator.desk import Barrier, Desk, all_have, brief, ranks_text
@@ -70,6 +71,10 @@ class Group:
         """
         seen = self.seen.get(rank)
         return word == 0 or (seen is not None and seen.number >= word)
+
+    def first_unheard(self, word_of: Callable[[int], int]) -> int | None:
+        """A rank whose word with that number no report has told of yet; None: there is none."""
+        return next((rank for rank in range(self.world or 0) if not self.heard(rank, word_of(rank))), None)
 
 
 class Joins:

@@ -205,7 +205,7 @@ class Leaving:
             # (test_ending.test_a_new_coordinator_hears_all_hosts_before_it_ends_a_run)
             if gathering := self.snapshots.gathering:
                 return f"no report of hosts {named(sorted(gathering))}"
-            rank = next((rank for rank in range(group.world or 0) if not group.heard(rank, self._left[rank].word)), None)
+            rank = group.first_unheard(lambda rank: self._left[rank].word)
             return "" if rank is None else f"no report of what {self.joins.where([rank])} has saved"
         if self._inquiry.gathered():
             return "no report of hosts that have just been found"

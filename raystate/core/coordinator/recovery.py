@@ -217,7 +217,7 @@ class Restores:
         late = self._inquiry.first_late(lambda view: self._inquiry.is_late(view, group))
         if late is not None:
             return f"a report of host {late.host}"
-        unheard = next((rank for rank in range(group.world or 0) if not group.heard(rank, self._wishes.word(rank))), None)
+        unheard = group.first_unheard(self._wishes.word)
         if unheard is not None:
             return f"a report of what {self.joins.where([unheard])} had saved when it asked"
         return self._restorable.unsettled(self._want)
@@ -379,7 +379,7 @@ class Restores:
                 waited_s=waited_s,
             )
         elif self.phase in ("looking", "retiring"):
-            self._tick_looking(group, waited_s)
+            self._give_up_late(group, waited_s)
         elif self.phase == "discarding" and waited_s >= settings.host_timeout_s:
             while (view := self.discards.first_undone()) is not None:
                 self.snapshots.give_up_on(view.host, f"it has not discarded what the restore gives up within {waited_s:.1f} s")
@@ -388,7 +388,7 @@ class Restores:
             message = f"{self.joins.where(missing)} did not finish restoring within {waited_s:.1f} s"
             self._fail("BarrierTimeoutError", message, missing_ranks=missing[:NAMED], phase="restore", waited_s=waited_s)
 
-    def _tick_looking(self, group: Group, waited_s: float) -> None:
+    def _give_up_late(self, group: Group, waited_s: float) -> None:
         settings = self.desk.settings
         if waited_s >= settings.host_timeout_s:
             self._inquiry.give_up_late(group, waited_s)

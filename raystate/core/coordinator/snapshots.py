@@ -61,8 +61,6 @@ class Snapshots:
         self._lineage = ""
         self._advice: Advice | None = None  # the newest
         self._forced = False
-        self._demanded = -1  # seq of the newest advice that was given for the sake of fresh reports
-        self._demanded_s = 0.0
         self._mark = -1  # skips up to this step were caused by the interval before
         self._calm = CALM_SNAPSHOTS
         self._base_keys: set[SnapshotId] = set()  # what the present lineage has restored
@@ -87,12 +85,6 @@ class Snapshots:
         view = self.memory.view(event.host, self.desk.now_s)
         if self._speaks(view, event.incarnation, 0):
             self._rise(view)
-
-    def _is_fresh(self, view: HostView) -> bool:
-        """It has reported since fresh reports were last asked for, knowing the advice that asked for them."""
-        if view.reported_s is None or view.reported_s < self._demanded_s:
-            return False
-        return view.advised is None or view.advised >= (self.desk.attempt, self._demanded)
 
     def _speaks(self, view: HostView, incarnation: str, seq: int) -> bool:
         """False for an incarnation that has been replaced."""
@@ -307,7 +299,6 @@ class Snapshots:
         """Give every host new advice, so that a report which knows it is from after now. Returns its seq."""
         self._forced = True
         self.advise()
-        self._demanded, self._demanded_s = self.seq, self.desk.now_s
         return self.seq
 
     def advise(self) -> None:
