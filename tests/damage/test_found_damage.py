@@ -163,7 +163,7 @@ def test_a_damaged_event_does_not_keep_the_others_from_the_report(tmp_path: Path
     recovery = LoggedRecovery(attempt=1, group="g", cause="killed", step=4, tier="memory", seconds=1.0, steps_repeated=0)
     fields = {name: getattr(recovery, name) for name in LoggedRecovery.__slots__}
     for number, data in enumerate(
-        [b'{"kind": "reco', b"[]", b'{"kind": "recovery"}', json.dumps({"kind": "recovery", **fields}).encode()]
+        [b'{"kind": "reco', b"[]", b'{"kind": "recovery"}', json.dumps({"kind": "recovery", "time_s": 1.0, **fields}).encode()]
     ):
         storage.create(f"{EVENTS}/000001-{number:04d}.json", data)
     assert [one for _, one in read_ledger(storage).recoveries] == [recovery]

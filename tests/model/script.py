@@ -666,8 +666,8 @@ class Player:
         stored = self._agreed(key, begin)
         self.ahead = {one for one in stored if one > step}
         safe = self.manager._pipeline.machine.is_safe
-        if safe and token is not None and not truth.is_kept(step, token):
-            raise Violation(f"step {step} counts as durable on rank {self.me}, and its token {token} never was in storage")
+        if safe and token is not None:
+            truth.durable(f"restore on rank {self.me}, where step {step} counts as durable,", [(step, token)])
         self.line = Line(newest=step, token=token, promised=safe, saved=False)
         self.last_true, self.flushed = -1, False
         self.promises = []  # a restore ends them
