@@ -1,6 +1,6 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
 #   make quickstart   make demo [GCS=1] [ARGS=--full]
-#   make test   make test-first   make test-core   make test-ray   make test-timed   make test-long   make test-all
+#   make test   make test-more   make test-core   make test-ray   make test-timed   make test-long   make test-all
 #   make test-versions [FEW=1] [VERSIONS=3.13-newest] [ARGS=…]
 #   make check  make house  make venv
 #   make docs   make bench [ARGS=--quick]    make bench-gpu [ARGS=--quick]   make format   make clean
@@ -15,14 +15,14 @@ BIN := $(VENV)/bin
 SUM := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.installed-$(SUM)
 SMALL_STAMP := $(VENV)/.small-$(SUM)
-# What shows most mistakes in the first minute: no cluster, no program that trains, no server.
-FIRST := $(addprefix tests/,config arena arrays orbax testing cli compat package actors record)
+# No cluster, no program that trains, no server: processes that keep to a core each.
+FIRST := $(addprefix tests/,actors arena arrays cli compat config orbax package record testing)
 TIMED := tests/timed
-# Each of these starts processes of Ray, for 10 to 100 s of two cores: `make test` has one of each kind, `make test-ray` the others.
+# Each of these starts processes of Ray, for 10 to 100 s of two cores: `make test` has the kill of a script, `make test-ray` the others.
 RAY := tests/cluster tests/programs tests/docs/test_examples_on_ray.py
-ONE_OF_EACH := $(addprefix tests/cluster/,test_any_sequence.py test_train_fit.py test_train_internals.py test_status.py)
+KILL := tests/cluster/test_sharing.py
 # Processes, servers and disks, but hardly a cluster.
-REST := $(addprefix tests/,compilation damage docs gcs jobs power reshard sim storage)
+REST := $(addprefix tests/,compilation damage docs gcs jobs power reshard sim storage) $(KILL) --ignore=tests/docs/test_examples_on_ray.py
 LATER := $(addprefix --ignore=,tests/house tests/core $(FIRST) $(TIMED))  # have a target of their own
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 # Whole files, in the order of tests/conftest.py: the longest first. By itself xdist begins with those that have the most tests, and
@@ -31,7 +31,7 @@ BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 # Without Ray: two processes that keep to a core each.
 ONE_CORE := $(BY_FILE) -p tests.one_core
 
-.PHONY: quickstart demo test test-first test-core test-ray test-long test-timed test-all test-versions check house docs bench bench-gpu format clean venv
+.PHONY: quickstart demo test test-more test-core test-ray test-long test-timed test-all test-versions check house docs bench bench-gpu format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -53,14 +53,19 @@ quickstart: $(or $(wildcard $(STAMP)),$(SMALL_STAMP))
 demo: $(or $(wildcard $(STAMP)),$(SMALL_STAMP))
 	$(BIN)/python -m jobs.demo $(if $(GCS),--gcs) $(ARGS)
 
-# Fast layers first: what core decides is wrong long before a cluster shows it.
-test: test-core
-	$(PYTEST) $(ONE_CORE) $(FIRST) tests/model $(ARGS)
-	$(PYTEST) $(BY_FILE) $(REST) $(ONE_OF_EACH) --ignore=tests/docs/test_examples_on_ray.py $(ARGS)
+# Each room, and a kill on Ray: what is wrong shows here first, in five minutes. What has the mark `more` takes long, or shows little more.
+test: $(STAMP)
+	$(PYTEST) $(ONE_CORE) -m 'not more' tests/core $(FIRST) tests/model $(ARGS)
+	$(PYTEST) $(BY_FILE) -m 'not more' $(REST) $(ARGS)
+
+# The rest that needs no cluster: thousands of schedules and sequences, bugs that are planted, crash points, jobs of several processes.
+test-more: $(STAMP)
+	$(PYTEST) $(ONE_CORE) -m more tests/core $(FIRST) tests/model $(ARGS)
+	$(PYTEST) $(BY_FILE) -m more $(REST) $(ARGS)
 
 # All that trains on Ray: real deaths, drills, other people's programs, the pages of the documents.
 test-ray: $(STAMP)
-	$(PYTEST) $(BY_FILE) -rP $(RAY) $(addprefix --ignore=,$(ONE_OF_EACH)) $(ARGS)
+	$(PYTEST) $(BY_FILE) -rP $(RAY) --ignore=$(KILL) $(ARGS)
 
 # What these leave out: more deaths of real processes, more programs.
 test-long: $(STAMP)
@@ -102,12 +107,9 @@ test-version-%:
 	$$at/bin/python -c 'import sys, jax, ray; print("Python", sys.version.split()[0], "jax", jax.__version__, "Ray", ray.__version__)'; \
 	$$at/bin/python -m pytest $(BY_FILE) $(if $(FEW),$(FEW_FILES),$(FIRST) tests/compilation tests/cluster/test_train_fit.py) $(ARGS)
 
-test-first: test-core
-	$(PYTEST) $(ONE_CORE) $(FIRST) $(ARGS)
-
-# Not one core each: the simulator starts as many processes as there are cores.
+# The decisions alone, all of them: it takes two minutes.
 test-core: $(STAMP)
-	$(PYTEST) $(BY_FILE) tests/core $(ARGS)
+	$(PYTEST) $(ONE_CORE) tests/core $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

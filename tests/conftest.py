@@ -130,6 +130,39 @@ _LONGEST = (
     "cluster/test_disk.py",
     "cluster/test_damage.py",
 )
+# Left to `make test-more`: `make test` shows each room in five minutes. Single tests of other files have the mark themselves.
+_MORE = (
+    "actors/test_whose_ray.py",
+    "arrays/test_processes.py",
+    "compat/test_flax_on_gcs.py",
+    "compat/test_flax_several.py",
+    "compilation/test_every_rank.py",
+    "core/test_scaling.py",
+    "damage/test_damage.py",
+    "damage/test_log_damage.py",
+    "damage/test_said.py",
+    "docs/test_examples.py",
+    "docs/test_site.py",
+    "gcs/test_clients.py",
+    "gcs/test_counts.py",
+    "gcs/test_faults.py",
+    "gcs/test_process.py",
+    "jobs/test_evaluate_lm.py",
+    "jobs/test_lm_model.py",
+    "jobs/test_lm_train.py",
+    "jobs/test_quickstart.py",
+    "model/test_rehearse_command.py",
+    "package/test_accelerator.py",
+    "reshard/test_memory.py",
+    "reshard/test_reshard.py",
+    "storage/test_crash_points.py",
+    "storage/test_gcs.py",
+    "storage/test_large_objects.py",
+    "storage/test_log_bases.py",
+    "storage/test_power_loss.py",
+    "storage/test_s3.py",
+    "storage/test_step_crashes.py",
+)
 _TEST_BY_TEST = ("tests/core/", "tests/model/")
 _WHOLE = ("tests/core/test_scaling.py",)  # of these: what it counts is counted once
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
@@ -226,8 +259,12 @@ def _layer(item: pytest.Item) -> str:
     return relative.parts[0] if len(relative.parts) > 1 else ""
 
 
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).as_posix()
+
+
 def _longest_first(item: pytest.Item) -> int:
-    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    file = _file(item)
     return _LONGEST.index(file) if file in _LONGEST else len(_LONGEST)
 
 
@@ -239,6 +276,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _layer(item) == "cluster":
             item.add_marker(pytest.mark.cluster)
+        if _file(item) in _MORE:
+            item.add_marker(pytest.mark.more)
     # Stable: the order within a layer stays. A layer that isn't listed comes after those that are.
     items.sort(key=lambda item: _LAYERS.index(_layer(item)) if _layer(item) in _LAYERS else len(_LAYERS))
     if "PYTEST_XDIST_WORKER" in os.environ:

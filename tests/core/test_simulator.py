@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.core import test_copies, test_host
-from tests.processes import collect_rarely
 from tests.searching import search
 from tests.sim import Result, simulate
 from tests.sim.mutations import MUTATIONS, WITH_COPIES, WITH_TWO_COPIES
@@ -18,6 +16,7 @@ from tests.sim.mutations import MUTATIONS, WITH_COPIES, WITH_TWO_COPIES
 LONG_SEARCH = 150  # schedules
 SEEDS = int(os.environ.get("RAYSTATE_SIM_SEEDS", "10000"))
 CHUNK = 250
+SHOWN = 4  # chunks that `make test` plays
 EVENTS = 90
 
 # Where each planted bug was found first; other seeds are tried when the schedules have changed.
@@ -63,29 +62,17 @@ LONG_KEPT = (
 )
 
 
-def play(first: int) -> tuple[list[str], int, int, int, int]:
-    """One chunk of seeds: (violations with their event logs, schedules, fewest events, fewest faults, steps that became durable)."""
-    bad: list[str] = []
-    fewest, faults, durable = 10**9, 10**9, 0
+def chunks(seeds: int, size: int, *what: int) -> list[Any]:
+    """(`what`, first seed) of each chunk; those after the first few have the mark `more`."""
+    return [pytest.param(*what, first, marks=pytest.mark.more if first >= SHOWN * size else ()) for first in range(0, seeds, size)]
+
+
+@pytest.mark.parametrize("first", chunks(SEEDS, CHUNK))
+def test_invariants_hold_in_all_schedules(first: int):
     for seed in range(first, min(first + CHUNK, SEEDS)):
         result = simulate(seed, events=EVENTS)
-        fewest, faults = min(fewest, result.events), min(faults, result.faults)
-        durable += result.durable_step >= 0
-        if not result.ok:
-            bad.append("\n".join((*result.trace[-60:], result.violation)))
-            break
-    return bad, min(CHUNK, SEEDS - first), fewest, faults, durable
-
-
-def test_invariants_hold_in_all_schedules():
-    context = multiprocessing.get_context("forkserver")
-    with concurrent.futures.ProcessPoolExecutor(2, context, initializer=collect_rarely) as pool:
-        results = list(pool.map(play, range(0, SEEDS, CHUNK)))
-    for bad, *_ in results:
-        assert not bad, bad[0]
-    assert min(fewest for _, _, fewest, _, _ in results) >= 50
-    assert min(faults for _, _, _, faults, _ in results) >= 3
-    assert sum(durable for *_, durable in results) == SEEDS
+        assert result.ok, "\n".join((*result.trace[-60:], result.violation))
+        assert result.events >= 50 and result.faults >= 3 and result.durable_step >= 0, seed
 
 
 @pytest.mark.parametrize("seed", KEPT)
@@ -147,12 +134,14 @@ def find(name: str, known: int | None, seeds: int, play_seed: Callable[[int], Re
     search(name, known, seeds, shows, long_search=LONG_SEARCH)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", KNOWN_LONG)
 def test_planted_bug_is_found_in_a_longer_schedule(name: str):
     with MUTATIONS[name]() as flags:
         find(name, KNOWN_LONG[name], SEEDS, lambda seed: simulate(seed, events=LONG_EVENTS, mutations=flags))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in SEARCHED])
 def test_planted_bug_is_found(name: str):
     with MUTATIONS[name]() as flags:
@@ -162,6 +151,7 @@ def test_planted_bug_is_found(name: str):
 # ---------------------------------------------------------------- with peer copies
 
 COPY_SEEDS = SEEDS // 10
+COPY_CHUNK = 50
 COPY_EVENTS = 260
 
 COPIES_KEPT = (
@@ -173,25 +163,16 @@ COPIES_KEPT = (
 )
 
 
-def play_with_copies(first: int, last: int, replicas: int) -> list[str]:
-    """The violation of the first seed that has one, with its event log. With one seed in four Coordinators fight, too."""
-    for seed in range(first, last):
+@pytest.mark.parametrize(("replicas", "first"), [*chunks(COPY_SEEDS, COPY_CHUNK, 1), *chunks(COPY_SEEDS // 2, COPY_CHUNK, 2)])
+def test_invariants_hold_with_peer_copies(replicas: int, first: int):
+    """Loss of as many hosts as there are copies costs nothing that was stable, unless the Coordinator had said that it had none.
+
+    With one seed in four Coordinators fight, too.
+    """
+    for seed in range(first, first + COPY_CHUNK):
         for rivals in (False, True) if seed % 4 == 0 else (False,):
             result = simulate(seed, events=COPY_EVENTS, replicas=replicas, rivals=rivals)
-            if not result.ok:
-                return ["\n".join((*result.trace[-60:], result.violation))]
-    return []
-
-
-@pytest.mark.parametrize(("replicas", "seeds"), [(1, COPY_SEEDS), (2, COPY_SEEDS // 2)])
-def test_invariants_hold_with_peer_copies(replicas: int, seeds: int):
-    """Loss of as many hosts as there are copies costs nothing that was stable, unless the Coordinator had said that it had none."""
-    context = multiprocessing.get_context("forkserver")
-    starts = range(0, seeds, CHUNK // 5)
-    ends = [min(start + CHUNK // 5, seeds) for start in starts]
-    with concurrent.futures.ProcessPoolExecutor(2, context, initializer=collect_rarely) as pool:
-        for bad in pool.map(play_with_copies, starts, ends, [replicas] * len(ends)):
-            assert not bad, bad[0]
+            assert result.ok, "\n".join((*result.trace[-60:], result.violation))
 
 
 @pytest.mark.parametrize("seed", COPIES_KEPT)
@@ -203,6 +184,7 @@ def test_what_failed_once_with_peer_copies(seed: int):
 KNOWN_WITH_COPIES = {"copy's slot is given away": 1252, "a growth taken back": 2359}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", WITH_COPIES)
 def test_planted_bug_of_peer_copies_is_found(name: str):
     known = KNOWN_WITH_COPIES.get(name)
@@ -226,6 +208,7 @@ def test_what_failed_once_with_two_peer_copies(seed: int, rivals: bool):
     assert result.ok, result.violation
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", [name for name in WITH_TWO_COPIES if name not in DIRECT])
 def test_planted_bug_of_two_peer_copies_is_found(name: str):
     with WITH_TWO_COPIES[name]() as flags:

@@ -15,6 +15,7 @@ from tests.searching import search
 
 SEEDS = int(os.environ.get("RAYSTATE_MODEL_SEEDS", "30000" if os.environ.get("RAYSTATE_ALL") else "1000"))
 CHUNK = 20
+SHOWN = 60  # seeds that `make test` plays
 FOUND_WITHIN = 1000
 LONG_SEARCH = 20  # sequences
 
@@ -101,12 +102,15 @@ def _columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("_columns")
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=pytest.mark.more if first >= SHOWN else ()) for first in range(0, SEEDS, CHUNK)]
+)
 def test_any_sequence_of_calls(first: int) -> None:
     broken = [text for seed in range(first, min(first + CHUNK, SEEDS)) if (text := play(seed))]
     assert not broken, "\n\n".join(broken)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug_is_found(name: str) -> None:
     with PLANTED[name]():
