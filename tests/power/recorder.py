@@ -1,9 +1,10 @@
 """Power loss on a directory: record what a program really does to it, and rebuild each tree that a power cut may leave.
 
-    recording = record([sys.executable, "-m", "my.program", str(folder)], folder)
-    for replay in replays(recording):
+    with Recorder(folder) as recorder:
+        …  # the program; it says by `recorder.mark(…)` what it acknowledges
+    for replay in replays(recorder.recording()):
         replay.write_to(empty_folder)
-        …  # start the program again: what it had acknowledged, by `mark(…)` in `replay.marks`, must be there
+        …  # start the program again: what it had acknowledged (`replay.marks`) must be there
 
 **The model** is the weakest that POSIX allows and that keeps names and bytes apart:
 
@@ -15,8 +16,7 @@
   their order. fsync of a file, or of a folder inside a folder, does not save its own name.
 - A rename is atomic: the old name or the new one, between two folders perhaps both, never neither. But fsync of a folder saves only
   the half that lies in it: whoever fsyncs the old folder before the new one may be left with neither.
-- Hardware and file system keep what fsync has acknowledged. Owners, modes and times are not modelled, bytes of a file that is
-  mapped and shared can't be recorded.
+- Hardware and file system keep what fsync has acknowledged. Owners, modes and times are not modelled.
 
 No real file system is that weak: ext4, XFS and btrfs write names in order, or nearly so. But which one keeps what differs and changes
 with mount options: Pillai et al., "All File Systems Are Not Created Equal: On the Complexity of Crafting Crash-Consistent
@@ -30,17 +30,14 @@ import contextlib
 import itertools
 import math
 import os
-import pickle
 import random
-import subprocess
-import sys
-import tempfile
+import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from raystate.core.formats.errors import RaystateError
+import pytest
 
 Kind = Literal["create", "mkdir", "link", "unlink", "rmdir", "rename", "write", "resize", "fsync", "sync", "mark"]
 
@@ -48,17 +45,6 @@ Tree = dict[str, bytes | None]
 """Path relative to the recorded directory -> a file's bytes, None for a folder."""
 
 ROOT = 1  # the inode of the recorded directory
-MARKS = "/proc/raystate-mark/"  # below it nothing can be made, so `mark` changes nothing
-_REPO = str(Path(__file__).parents[2])  # the tracer and what it traces import tests.power
-UNAVAILABLE_STATUS, REFUSED_STATUS = 97, 98  # exit statuses of tests.power.trace
-
-
-class RecordingError(RaystateError):
-    """The command failed, or did what cannot be recorded."""
-
-
-class RecordingUnavailableError(RecordingError):
-    """This machine does not let us trace. A test may skip itself with this message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,53 +91,131 @@ class Recording:
         return disk.tree(())
 
 
-def mark(name: str) -> None:
-    """Note in the recording that the program has come to here. Without a recording it does nothing."""
-    with contextlib.suppress(OSError):
-        os.rmdir(MARKS + name)
+class Recorder:
+    """Notes what this process does to a directory while it is entered.
 
-
-def record(command: Sequence[str], root: str | os.PathLike[str], *, timeout_s: float = 120.0) -> Recording:
-    """Run a command and record what it and all its children do to a directory.
+    The calls of `os` that make names and bytes durable, or move them, are noted as they come. Whatever else has changed by then,
+    by whom and by whichever call (TensorStore writes below Python), is found by a look, and nothing of it is durable yet.
 
     Args:
-        command: program and arguments. Its exit status must be 0.
-        root: an existing directory; nobody else may change it meanwhile.
-        timeout_s: then the command is killed.
-
-    Raises:
-        RecordingUnavailableError: tracing is not possible here (Linux 5.3 on x86_64 or aarch64, ptrace and seccomp allowed).
-        RecordingError: the command failed or took too long, or it did what cannot be recorded; with what it printed last.
+        root: an existing directory.
     """
-    with tempfile.TemporaryDirectory(prefix="raystate-power-") as scratch:
-        file = Path(scratch) / "recording"
-        tracer = [sys.executable, "-m", "tests.power.trace", str(file), os.fspath(root), *command]
-        try:
-            done = subprocess.run(
-                tracer, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, check=False,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_REPO, os.environ.get("PYTHONPATH")]))},
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise RecordingError(f"recording {command[0]} took longer than {timeout_s} s", waited_s=timeout_s) from error
-        said = done.stdout.decode(errors="replace").strip()[-4000:]
-        if done.returncode == UNAVAILABLE_STATUS:
-            raise RecordingUnavailableError(said)
-        if done.returncode != 0:
-            raise RecordingError(f"recording {command[0]} ended with status {done.returncode}:\n{said}", status=done.returncode)
-        with file.open("rb") as stream:
-            recording: Recording = pickle.load(stream)
-    found, expected = _read_tree(os.fspath(root)), recording.tree()
-    if missed := sorted(path for path in found.keys() | expected.keys() if found.get(path, 0) != expected.get(path, 0)):
-        raise RecordingError(f"the recording missed what happened to {', '.join(missed[:5])}: did somebody else write there?")
-    return recording
 
+    def __init__(self, root: str | os.PathLike[str]):
+        self._root = os.path.realpath(root)
+        self._events: list[Event] = []
+        self._start = 0
+        self._numbers = itertools.count(ROOT + 1)
+        self._known: dict[str, tuple[int, os.stat_result]] = {"": (ROOT, os.lstat(root))}  # path -> inode, as it was last seen
+        self._lock = threading.RLock()
+        self._patch = pytest.MonkeyPatch()
 
-def _read_tree(root: str) -> Tree:
-    tree: Tree = {}
-    for folder, folders, files in os.walk(root):
-        tree |= {os.path.relpath(os.path.join(folder, name), root): None for name in folders}
-        tree |= {os.path.relpath(path, root): Path(path).read_bytes() for name in files for path in [os.path.join(folder, name)]}
-    return tree
+    def __enter__(self) -> Recorder:
+        self._look()
+        self._events.append(Event(kind="sync"))
+        self._start = len(self._events)
+        for name in ("fsync", "rename", "link", "unlink", "mkdir", "rmdir"):
+            self._patch.setattr(os, name, self._noting(name, getattr(os, name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+        self._look()
+
+    def recording(self) -> Recording:
+        """What was noted so far."""
+        return Recording(events=tuple(self._events), start=self._start)
+
+    def mark(self, name: str) -> None:
+        """Note that the program has come to here."""
+        with self._lock:
+            self._look()
+            self._events.append(Event(kind="mark", path=name))
+
+    def _noting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **rest: Any) -> Any:
+            with self._lock:
+                self._look()
+                result = call(*arguments, **rest)
+                if name == "fsync":
+                    self._fsynced(self._relative(os.readlink(f"/proc/self/fd/{arguments[0]}")))
+                elif name == "rename":
+                    self._renamed(*(self._relative(os.fspath(path)) for path in arguments[:2]))
+                self._look()
+                return result
+
+        return noted
+
+    def _relative(self, path: str) -> str | None:
+        """ "" for the root itself, None for what lies elsewhere."""
+        inside = path == self._root or path.startswith(f"{self._root}/")
+        return path[len(self._root) + 1 :] if inside else None
+
+    def _fsynced(self, path: str | None) -> None:
+        if path is not None:
+            self._events.append(Event(kind="fsync", path=path or ".", inode=self._known[path][0]))
+
+    def _renamed(self, path: str | None, target: str | None) -> None:
+        if path is None and target is None:
+            return
+        assert path and target, "a rename from or to elsewhere"
+        to = {"target": target, "target_folder": self._folder(target)}
+        self._events.append(Event(kind="rename", path=path, inode=self._known[path][0], folder=self._folder(path), **to))
+        moved = {one: entry for one, entry in self._known.items() if f"{one}/".startswith(f"{path}/")}
+        for one in moved:
+            del self._known[one]
+        self._known |= {target + one[len(path) :]: entry for one, entry in moved.items()}
+
+    def _look(self) -> None:
+        """Note what differs from the last look."""
+        found = dict(self._found())
+        for path in sorted(self._known.keys() - found.keys() - {""}, reverse=True):
+            self._lost(path)
+        for path, status in found.items():
+            if path in self._known and not os.path.samestat(self._known[path][1], status):
+                self._lost(path)
+            if path not in self._known:
+                self._appeared(path, status)
+            inode, before = self._known[path]
+            if stat.S_ISREG(status.st_mode) and (before.st_size, before.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+                self._written(path, inode, before.st_size)
+
+    def _found(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Folders come before what is in them."""
+        for folder, folders, files in os.walk(self._root):
+            for name in sorted([*folders, *files]):
+                real = os.path.join(folder, name)
+                with contextlib.suppress(FileNotFoundError):  # somebody else is at work
+                    yield real[len(self._root) + 1 :], os.lstat(real)
+
+    def _folder(self, path: str) -> int:
+        return self._known[os.path.dirname(path)][0]
+
+    def _lost(self, path: str) -> None:
+        _, status = self._known.pop(path)
+        kind: Kind = "rmdir" if stat.S_ISDIR(status.st_mode) else "unlink"
+        self._events.append(Event(kind=kind, path=path, folder=self._folder(path)))
+
+    def _appeared(self, path: str, status: os.stat_result) -> None:
+        same = (one for one in self._known.values() if os.path.samestat(one[1], status))
+        if (known := next(same, None)) is not None:
+            kind: Kind = "link"
+        else:
+            kind = "mkdir" if stat.S_ISDIR(status.st_mode) else "create"
+            empty = os.stat_result((*status[:6], 0, *status[7:]))  # its bytes are noted apart
+            known = (next(self._numbers), status if kind == "mkdir" else empty)
+        self._events.append(Event(kind=kind, path=path, inode=known[0], folder=self._folder(path)))
+        self._known[path] = known
+
+    def _written(self, path: str, inode: int, size: int) -> None:
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(self._root, path), "rb") as file:
+            data, status = file.read(), os.fstat(file.fileno())
+            if data:
+                self._events.append(Event(kind="write", path=path, inode=inode, data=data))
+            if len(data) < size:
+                self._events.append(Event(kind="resize", path=path, inode=inode, size=len(data)))
+            names = [one for one, (number, _) in self._known.items() if number == inode]
+            self._known |= dict.fromkeys(names, (inode, status))
 
 
 # ---------------------------------------------------------------- the disk

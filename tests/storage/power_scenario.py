@@ -1,8 +1,8 @@
-"""What is recorded for the power-loss tests. Each is a program of its own, so that nothing but the run is recorded.
+"""What is recorded for the power-loss tests.
 
 `run`: the real way of two steps into a directory and of one out of it again; TensorStore writes from its own threads, below Python.
-`killed_runs`: a process is killed right before it makes a name durable, at each such place in turn, and a successor goes on. The
-power is still on: the successor sees all that the dead one did, and nobody else will ever make it durable.
+`killed_run`: a process dies right before it makes a name durable, and a successor goes on. The power is still on: the successor
+sees all that the dead one did, and nobody else will ever make it durable.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from raystate.checksum import crc32c
 from raystate.core.formats import entries
 from raystate.core.formats.log import claim_entry, key_of, live_steps, next_entry
@@ -20,14 +22,14 @@ from raystate.core.formats.messages import Intent, LiveStep, LogEntry
 from raystate.core.formats.tree import DataObject, Package
 from raystate.storage import RunLog, StepFolder, Storage, StorageWrapper, foreign_steps, open_storage
 from raystate.storage.names import writer_name
-from tests.power.recorder import mark
+from raystate.testing.storage import DiedError
+from tests.power.recorder import Recorder, Recording
 
 RUN = "lm"
 PLACE = "data/run"  # below the recorded directory; neither of the two is there at the start
 HOSTS = 2
-KILLED = 9  # exit status of the killed
-PLACES = 80  # more than there are
 
+Mark = Callable[[str], None]
 MakePackage = Callable[[StepFolder], Package]
 Retire = tuple[int, bool, str]  # step, aside, reason
 
@@ -35,86 +37,87 @@ Retire = tuple[int, bool, str]  # step, aside, reason
 class Marking(StorageWrapper):
     """Marks where each operation begins and ends, so that a test can leave out what one of them does."""
 
+    def __init__(self, inner: Storage, mark: Mark):
+        super().__init__(inner)
+        self.mark = mark
+
     def before(self, operation: str, name: str) -> None:
-        mark(f"before {operation} {name}")
+        self.mark(f"before {operation} {name}")
 
     def after(self, operation: str, name: str) -> None:
-        mark(f"after {operation} {name}")
+        self.mark(f"after {operation} {name}")
 
 
-def have_bases_early() -> None:
-    """In the process that plays a scenario: a step or two have a base already."""
-    entries.ENTRY_BYTES = 500
+def run(root: Path) -> Recording:
+    with pytest.MonkeyPatch.context() as patch, Recorder(root) as recorder:
+        patch.setattr(entries, "ENTRY_BYTES", 500)  # a step or two have a base already
+        attempt = Attempt(Marking(open_storage(root / PLACE), recorder.mark), "first", real_package, recorder.mark)
+        attempt.save(1)
+        attempt.save(2, retires=[(1, False, "only one is kept")])
+        attempt.append(reason="all is carried out")
+    return recorder.recording()
 
 
-def run(root: str) -> None:
-    attempt = Attempt(Marking(open_storage(Path(root) / PLACE)), "first", real_package)
-    attempt.save(1)
-    attempt.save(2, retires=[(1, False, "only one is kept")])
-    attempt.append(reason="all is carried out")
+def killed_run(root: Path, place: int) -> tuple[Recording, bool]:
+    """Also whether it came to its end alive."""
+    with pytest.MonkeyPatch.context() as patch, Recorder(root) as recorder:
+        patch.setattr(entries, "ENTRY_BYTES", 500)
+        with pytest.MonkeyPatch.context() as dying:
+            die_before_name_is_durable(dying, place)
+            try:
+                session(root, "first", 1, recorder.mark, saves=3)
+                died = False
+            except DiedError:
+                died = True
+        recorder.mark("successor")
+        session(root, "second", 4, recorder.mark, saves=1)
+    return recorder.recording(), not died
 
 
-def killed_runs(root: str) -> None:
-    for place in range(PLACES):
-        folder = Path(root) / str(place)
-        folder.mkdir()
-        child = os.fork()
-        if child == 0:
-            die_before_name_is_durable(place)
-            session(folder, "first", 1, saves=3)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        mark("successor")
-        session(folder, "second", 4, saves=1)
-        if os.waitstatus_to_exitcode(status) != KILLED:
-            return
-    raise AssertionError("never came to an end")
-
-
-def session(folder: Path, writer: str, first: int, *, saves: int) -> None:
+def session(root: Path, writer: str, first: int, mark: Mark, *, saves: int) -> None:
     """An attempt that commits steps. Older ones go: odd ones are removed, even ones set aside."""
-    attempt = Attempt(open_storage(folder / PLACE), writer, small_package)
+    attempt = Attempt(open_storage(root / PLACE), writer, small_package, mark)
     for step in range(first, first + saves):
         attempt.save(step, retires=[(old, old % 2 == 0, "only one is kept") for old in live_steps(attempt.tail)])
 
 
-def die_before_name_is_durable(place: int) -> None:
-    """Let this process end right before the fsync that belongs to its `place`th mkdir, link or rename outside of work folders."""
-    left, due = place, False
-    durable = os.fsync
+def die_before_name_is_durable(patch: pytest.MonkeyPatch, place: int) -> None:
+    """End right before the fsync that belongs to the `place`th mkdir, link or rename outside of work folders; nothing is done after."""
+    left, due, dead = place, False, False
 
-    def counted(call: Callable[..., None], which: int) -> Callable[..., None]:
-        def made(*arguments: Any) -> None:
-            nonlocal left, due
-            call(*arguments)
-            if "/work/" not in str(arguments[which]):
+    def guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, **rest: Any) -> Any:
+            nonlocal left, due, dead
+            dead = dead or (due and name == "fsync")
+            if dead:
+                raise DiedError
+            result = call(*arguments, **rest)
+            if name in ("mkdir", "link", "rename") and "/work/" not in str(arguments[-1 if name == "link" else 0]):
                 due = left == 0
                 left -= 1
+            return result
 
         return made
 
-    def fsync(descriptor: int) -> None:
-        if due:
-            os._exit(KILLED)
-        durable(descriptor)
-
-    os.mkdir, os.link, os.rename, os.fsync = counted(os.mkdir, 0), counted(os.link, 1), counted(os.rename, 1), fsync
+    for name in ("mkdir", "link", "rename", "fsync", "write", "unlink", "rmdir"):
+        patch.setattr(os, name, guarded(name, getattr(os, name)))
 
 
 class Attempt:
     """What a Coordinator does to storage from its claim on. Marks what it acknowledges."""
 
-    def __init__(self, storage: Storage, writer: str, make_package: MakePackage):
+    def __init__(self, storage: Storage, writer: str, make_package: MakePackage, mark: Mark):
         self._storage = storage
         self._log = RunLog(storage)
         self._make_package = make_package
+        self._mark = mark
 
         def claim(tail: LogEntry | None) -> LogEntry:
             dead = [] if tail is None else range(1, tail.attempt + 1)
             return claim_entry(tail, writer, RUN, foreign_steps(storage, live_steps(tail)), dead=dead)
 
         self.tail = self._log.claim(claim)
-        mark(f"appended {self.tail.seq}")
+        self._mark(f"appended {self.tail.seq}")
         self._carry_out(self.tail.intents)
 
     def save(self, step: int, retires: Sequence[Retire] = ()) -> None:
@@ -124,13 +127,13 @@ class Attempt:
         folder.assemble(package)
         folder.put_package(package)
         self.append(commit=LiveStep(step=step, save=folder.save), retires=retires, reason="due")
-        mark(f"committed {step}")
+        self._mark(f"committed {step}")
         self._carry_out([intent for intent in self.tail.intents if intent.seq == self.tail.seq])
 
     def append(self, *, commit: LiveStep | None = None, retires: Sequence[Retire] = (), reason: str) -> None:
         """The next entry; everything that was open before is carried out by now."""
         for step, _, _ in retires:
-            mark(f"retires {step}")
+            self._mark(f"retires {step}")
         tail, carried = self.tail, [key_of(intent) for intent in self.tail.intents]
         entry = next_entry(
             tail,
@@ -144,7 +147,7 @@ class Attempt:
         )
         done = self._log.append(entry)
         assert done.outcome == "ok", done
-        mark(f"appended {entry.seq}")
+        self._mark(f"appended {entry.seq}")
         self.tail = entry
 
     def _carry_out(self, intents: Sequence[Intent]) -> None:
@@ -152,10 +155,10 @@ class Attempt:
             folder = StepFolder(self._storage, intent.step, intent.save)
             if intent.kind == "commit":
                 folder.publish(folder.read_package())
-                mark(f"published {intent.step}")
+                self._mark(f"published {intent.step}")
             else:
                 folder.retire(aside=intent.aside)
-                mark(f"{'set-aside' if intent.aside else 'retired'} {intent.step}")
+                self._mark(f"{'set-aside' if intent.aside else 'retired'} {intent.step}")
 
 
 def real_package(folder: StepFolder) -> Package:

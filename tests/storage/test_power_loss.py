@@ -8,36 +8,23 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from raystate.storage.base import TEMPORARY_PREFIX
-from tests.patience import PATIENCE_S
-from tests.power.recorder import Event, Recording, RecordingUnavailableError, Replay, record, replays
+from tests.power.recorder import Event, Recording, Replay, replays
+from tests.storage import power_scenario
 from tests.storage.power_examiner import Examiner
-from tests.storage.power_scenario import HOSTS, PLACE
+from tests.storage.power_scenario import HOSTS, PLACE, killed_run
 
 SEED = int(os.environ["RAYSTATE_SEED"])  # drawn by tests/conftest.py, which prints it
-
-REPO = Path(__file__).parents[2]
-MakeExaminer = Callable[..., Examiner]
-
-
-def recorded(scenario: str, root: Path) -> Recording:
-    play = f"from tests.storage import power_scenario as p; p.have_bases_early(); p.{scenario}({str(root)!r})"
-    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); {play}"
-    try:
-        return record([sys.executable, "-c", code], root, timeout_s=PATIENCE_S)
-    except RecordingUnavailableError as error:
-        pytest.skip(f"a power cut cannot be played here: {error}")
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    return recorded("run", tmp_path_factory.mktemp("recorded"))
+    return power_scenario.run(tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture
@@ -51,7 +38,7 @@ def first_problem(found: Iterable[Replay], examiner: Examiner) -> str:
 
 
 def test_a_committed_step_survives_a_power_cut_at_any_moment(recording: Recording, examiner: Examiner):
-    problem = first_problem(replays(recording, exhaustive_up_to=5000, random_subsets=200), examiner)
+    problem = first_problem(replays(recording), examiner)
     print(f"{examiner.replays} power cuts, {examiner.trees} trees to take over, {examiner.restored} restores")  # noqa: T201
     assert not problem, problem
     assert examiner.replays > 1000
@@ -113,15 +100,6 @@ def test_the_model_sees_a_missing_fsync(recording: Recording, examiner: Examiner
     assert problem
 
 
-@pytest.mark.long
-def test_what_writers_do_not_sync_is_no_loss(recording: Recording, examiner: Examiner):
-    """assemble makes durable whatever lies in the work folder: a TensorStore that syncs nothing would do."""
-    omission = Omission(lambda operation, *_: operation not in ("create", "rename_tree", "fsync_tree", "delete", "delete_tree"))
-    problem = first_problem(replays(recording.without(omission)), examiner)
-    assert omission.count > 10
-    assert not problem, problem
-
-
 # ---------------------------------------------------------------- a process dies first, the power fails later
 
 
@@ -130,24 +108,18 @@ def test_a_successor_is_as_safe_as_the_first(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ):
     """What the dead one left half-done, visible but not durable, is durable before the successor builds on it."""
-    whole = recorded("killed_runs", tmp_path_factory.mktemp("killed"))
+    played = [tmp_path_factory.mktemp("killed") for _ in range(80)]
+    runs = list(itertools.takewhile(lambda run: not run[1], (killed_run(root, place) for place, root in enumerate(played))))
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    parts: list[list[Event]] = []
-    for event in whole.events[whole.start :]:
-        if event.kind == "mkdir" and event.path.isdecimal():
-            parts.append([event, Event(kind="sync")])
-        else:
-            parts[-1].append(event)
-    assert len(parts) > 15
+    assert 15 < len(runs) < len(played)
     problems: list[str] = []
     power_cuts = 0
-    played = range(len(parts)) if os.environ.get("RAYSTATE_ALL") else random.Random(SEED).sample(range(len(parts)), 5)
-    for place, events in ((place, parts[place]) for place in played):
-        examiner = Examiner(tmp_path / str(place), f"{place}/{PLACE}", restores=False)
-        part = Recording(events=tuple(events), start=2)
-        if problem := first_problem(replays(part, after="successor", exhaustive_up_to=128), examiner):
-            death = next(before for before, event in itertools.pairwise(events) if event.path == "successor")
+    places = range(len(runs)) if os.environ.get("RAYSTATE_ALL") else random.Random(SEED).sample(range(len(runs)), 5)
+    for place in places:
+        examiner, recording = Examiner(tmp_path / str(place), PLACE, restores=False), runs[place][0]
+        if problem := first_problem(replays(recording, after="successor", exhaustive_up_to=128), examiner):
+            death = next(before for before, event in itertools.pairwise(recording.events) if event.path == "successor")
             problems.append(f"killed before the fsync after {death}: {problem}")
         power_cuts += examiner.replays
-    print(f"{len(played)} of {len(parts)} deaths, {power_cuts} power cuts after them; RAYSTATE_SEED={SEED}")  # noqa: T201
+    print(f"{len(places)} of {len(runs)} deaths, {power_cuts} power cuts after them; RAYSTATE_SEED={SEED}")  # noqa: T201
     assert not problems, "\n\n".join(problems)

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.power.recorder import Event, Recording, RecordingError, RecordingUnavailableError, Tree, mark, record, replays
-
-Run = Callable[..., Recording]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Records a piece of Python that runs in an empty directory, whose path is `root`; `before` is not recorded."""
-
-    def run(code: str, before: Callable[[Path], object] = lambda _: None, timeout_s: float = 60.0) -> Recording:
-        root = tmp_path / "recorded"
-        root.mkdir()
-        before(root)
-        program = f"import os, sys\nroot = sys.argv[1]\nos.chdir(root)\n{code}"
-        try:
-            return record([sys.executable, "-c", program, str(root)], root, timeout_s=timeout_s)
-        except RecordingUnavailableError as error:
-            pytest.skip(f"nothing can be recorded here: {error}")
-
-    return run
-
-
-def happened(recording: Recording) -> list[str]:
-    return [str(event) for event in recording.events[recording.start :]]
-
-
-def trees(recording: Recording) -> list[Tree]:
-    """What a power cut at the very end may leave, without the marks' repetitions."""
-    found: list[Tree] = []
-    for replay in replays(recording):
-        if replay.number == len(recording.events) - recording.start and replay.tree not in found:
-            found.append(replay.tree)
-    return found
+from tests.power.recorder import Event, Recorder, Recording, Tree, replays
 
 
 def at_the_end(*events: Event) -> list[Tree]:
-    """Likewise, for these events after a durable file "old" (inode 2) and a durable empty folder "d" (inode 3)."""
+    """What a power cut at the end may leave of these events, after a durable file "old" (inode 2) and an empty folder "d" (inode 3)."""
     start = [
         Event(kind="create", path="old", inode=2, folder=1),
         Event(kind="write", path="old", inode=2, data=b"1234"),
@@ -106,82 +75,30 @@ def test_many_changes_are_sampled():
     assert at_the_end(*many) == found, "the same every time"
 
 
-def test_everything_that_a_program_does_is_recorded(run: Run):
-    recording = run("""
-import shutil, subprocess, threading
-with open("a", "wb", buffering=0) as file:
-    file.write(b"12345"); os.pwrite(file.fileno(), b"xy", 1); os.writev(file.fileno(), [b"6", b"7"]); os.fsync(file.fileno())
-with open("a", "ab", buffering=0) as file:
-    file.write(b"8"); os.ftruncate(file.fileno(), 7)
-os.mkdir("d"); os.link("a", "d/b"); os.rename("d/b", "c"); os.rename("c", "a")  # the last does nothing: one file
-thread = threading.Thread(target=lambda: shutil.copyfile("a", "copy")); thread.start(); thread.join()
-subprocess.run([sys.executable, "-c", "open('child', 'w').write('hi')"], check=True)
-descriptor = os.open("d", os.O_RDONLY); os.fsync(descriptor)
-os.unlink("copy"); os.rmdir("d")
-open("child", "wb").close()
-try: os.mkdir("no/where")
-except FileNotFoundError: pass
-open(os.devnull, "w").write("elsewhere"); os.sync()
-""")
-    copied = [event.data for event in recording.events if event.kind == "write" and event.path == "copy"]
-    assert b"".join(copied) == b"1xy4567"
-    assert [what for what in happened(recording) if not what.startswith("write copy")] == [
-        "create a", "write a (5 bytes)", "write a (2 bytes)", "write a (2 bytes)", "fsync a",
-        "write a (1 bytes)", "resize a", "mkdir d", "link d/b", "rename d/b -> c", "create copy",
-        "create child", "write child (2 bytes)", "fsync d", "unlink copy", "rmdir d", "resize child", "sync ",
+def test_what_this_process_and_others_do_is_recorded(tmp_path: Path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/file").write_bytes(b"data")
+    (tmp_path / "second").hardlink_to(tmp_path / "d/file")
+    with Recorder(tmp_path) as recorder:
+        with (tmp_path / "a").open("wb", buffering=0) as file:
+            file.write(b"12345")
+            os.fsync(file.fileno())
+            file.write(b"6")
+            file.truncate(3)
+        os.link(tmp_path / "a", tmp_path / "d/b")
+        recorder.mark("linked")
+        os.unlink(tmp_path / "second")
+        os.rename(tmp_path / "d", tmp_path / "e")
+        subprocess.run([sys.executable, "-c", f"open({str(tmp_path / 'child')!r}, 'w').write('hi')"], check=True)
+    recording = recorder.recording()
+    assert [str(event) for event in recording.events[recording.start :]] == [
+        "create a", "write a (5 bytes)", "fsync a", "write a (3 bytes)", "resize a", "link d/b", "mark linked", "unlink second",
+        "rename d -> e", "create child", "write child (2 bytes)",
     ]  # fmt: skip
-    assert recording.tree() == {"a": b"1xy4567", "c": b"1xy4567", "child": b""}
-
-
-def test_what_was_there_before_is_durable(run: Run):
-    def before(root: Path) -> None:
-        (root / "d").mkdir()
-        (root / "d" / "file").write_bytes(b"data")
-        (root / "second").hardlink_to(root / "d" / "file")
-
-    recording = run("os.unlink('second')", before)
-    kept: Tree = {"d": None, "d/file": b"data"}
-    assert trees(recording) == [kept | {"second": b"data"}, kept]
-
-
-def test_marks_are_promises_at_their_time(run: Run):
-    recording = run("""
-from tests.power.recorder import mark
-mark("before"); os.mkdir("d"); mark("after/../it")
-""")
-    assert happened(recording) == ["mark before", "mkdir d", "mark after/../it"]
-    assert [(replay.marks, replay.tree) for replay in replays(recording)][-2:] == [
-        (("before", "after/../it"), {}),
-        (("before", "after/../it"), {"d": None}),
-    ]
-
-
-def test_a_mark_without_a_recording_does_nothing():
-    mark("nobody listens")
-
-
-def test_a_replay_can_be_written_and_told(run: Run, tmp_path: Path):
-    recording = run("os.mkdir('d'); open('d/file', 'wb').write(b'data')")
-    *_, replay = replays(recording)
-    replay.write_to(tmp_path / "again")
-    assert (tmp_path / "again" / "d" / "file").read_bytes() == b"data"
-    assert "kept: write d/file (4 bytes)" in str(replay)
-
-
-@pytest.mark.parametrize(
-    ("code", "why"),
-    [
-        ("os.symlink('a', 'b')", "only files and folders"),
-        ("import mmap; f = open('a', 'w+b'); f.truncate(9); m = mmap.mmap(f.fileno(), 9); m[0] = 1", "not system calls"),
-        ("os.mkdir('d'); os.rename('d', '../elsewhere')", "outside of"),
-        ("sys.exit('no luck')", "status 1:\nno luck"),
-    ],
-)
-def test_what_cannot_be_recorded_is_an_error(run: Run, code: str, why: str):
-    with pytest.raises(RecordingError, match=why):
-        run(code)
-
-
-def test_a_command_that_takes_too_long_is_killed(run: Run):
-    with pytest.raises(RecordingError, match=r"took longer than 0\.5 s"):
-        run("import threading; threading.Event().wait()", timeout_s=0.5)
+    assert recording.tree() == {"a": b"123", "e": None, "e/b": b"123", "e/file": b"data", "child": b"hi"}
+    first = next(replays(recording))
+    assert (first.marks, first.tree) == ((), {"d": None, "d/file": b"data", "second": b"data"}), "what was there is durable"
+    whole = next(one for one in replays(recording) if one.tree == recording.tree())
+    whole.write_to(tmp_path / "again")
+    assert (tmp_path / "again/e/b").read_bytes() == b"123"
+    assert "kept: write child (2 bytes)" in str(whole) and whole.marks == ("linked",)
