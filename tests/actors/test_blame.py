@@ -157,24 +157,16 @@ def test_the_first_word_of_a_rank_counts():
 HOSTS = {0: HostId("h0"), 1: HostId("h1")}
 
 
-def recovered(ledger: Ledger, *between: Any) -> str:
+def recovered(groups: Groups, *between: Any) -> str:
     """The cause that the ledger gives after a group has trained, ended by `between`, and another has made a step."""
-    for number in (1, 2):
-        lineage = f"1.{2 * number - 1}.x{number}"
-        for rank, host in HOSTS.items():
-            ledger.observe(Joined(ask=Ask(f"{number}{rank}"), group=f"g{number}", rank=rank, world=2, host=host, nonce="x"), 0.0)
-        reply = JoinReply(lineage=lineage, attempt=1, host_count=len(HOSTS), newest_step=-1)
-        for rank in HOSTS:
-            ledger.observe(Answer(ask=Ask(f"{number}{rank}"), reply=reply), 0.0)
-        if number == 2:
-            ledger.observe(Answer(ask=Ask("r"), reply=RestoreSettled(step=5, tier="memory")), 1.0)
-        trained = f"1.{2 * number}.x{number}"  # a restore begins the group's next lineage
-        seen = TrainerSeen(rank=0, world=2, lineage=trained, newest_step=5 if number == 1 else 6)
-        ledger.observe(HostReported(summary=HostSummary(host=HOSTS[0], incarnation="i", seq=number, trainers=(seen,))), 2.0)
-        if number == 1:
-            for one in between:
-                ledger.observe(one, 0.5)
-    (recovery,) = ledger.recoveries
+    groups.join(1, 0.0)
+    groups.train(1, 5, 2.0)
+    for one in between:
+        groups.ledger.observe(one, 0.5)
+    groups.join(2, 1.0)
+    groups.restore(5, 1.0)
+    groups.train(2, 6, 2.0)
+    (recovery,) = groups.ledger.recoveries
     assert (recovery.group, recovery.step, recovery.tier) == ("g2", 5, "memory")
     return recovery.cause
 
@@ -200,34 +192,34 @@ def ledger_of(name: str) -> Ledger:
 
 def test_the_ledger_names_the_rank_that_died():
     stop = EndTrainers(host=HOSTS[0], lineage="1.2.x1", reason="rank 1 died")
-    assert recovered(ledger_of("l1"), exit_of(1), stop, exit_of(0, was_ended=True)) == "the process of rank 1 died"
-    ledger = ledger_of("l2")
-    assert recovered(ledger, exit_of(1), exit_of(0)) == "the process of rank 0 died", "jax has ended rank 1"
-    assert [end.rank for end in ends_of(ledger)] == [1, 0]
-    assert ledger.ends("g2") == Told()
-    assert ledger.ends("unknown") is None
+    assert recovered(Groups("l1"), exit_of(1), stop, exit_of(0, was_ended=True)) == "the process of rank 1 died"
+    groups = Groups("l2")
+    assert recovered(groups, exit_of(1), exit_of(0)) == "the process of rank 0 died", "jax has ended rank 1"
+    assert [end.rank for end in ends_of(groups.ledger)] == [1, 0]
+    assert groups.ledger.ends("g2") == Told()
+    assert groups.ledger.ends("unknown") is None
 
 
 def test_who_was_ended_because_a_node_goes_away_has_not_failed():
-    ledger = ledger_of("l6")
+    groups = Groups("l6")
     stop = EndTrainers(host=HOSTS[0], lineage="1.2.x1", reason="the node of rank 1 goes away", announced=True)
-    assert recovered(ledger, stop, exit_of(0, was_ended=True), exit_of(1, was_ended=True)) == "trainer rank 0 was ended"
-    assert [end.kind for end in ends_of(ledger)] == ["interrupted", "interrupted"]
-    other = ledger_of("l7")
+    assert recovered(groups, stop, exit_of(0, was_ended=True), exit_of(1, was_ended=True)) == "trainer rank 0 was ended"
+    assert [end.kind for end in ends_of(groups.ledger)] == ["interrupted", "interrupted"]
+    other = Groups("l7")
     assert recovered(other, exit_of(1), stop, exit_of(0, was_ended=True)) == "the process of rank 1 died", "it died of itself"
-    assert [end.kind for end in ends_of(other)] == ["died", "interrupted"]
+    assert [end.kind for end in ends_of(other.ledger)] == ["died", "interrupted"]
 
 
 def test_the_launchers_word_wins():
-    ledger = ledger_of("l3")
-    ledger.blame("g1", "the process of rank 1 died", 0.4)
-    assert recovered(ledger, exit_of(0)) == "the process of rank 1 died"
+    groups = Groups("l3")
+    groups.ledger.blame("g1", "the process of rank 1 died", 0.4)
+    assert recovered(groups, exit_of(0)) == "the process of rank 1 died"
 
 
 def test_an_exception_is_told_before_the_exit():
-    ledger = ledger_of("l4")
-    ledger.raised("1.2.x1", raised(1, KeyError("k")))
-    assert recovered(ledger, exit_of(1), exit_of(0, was_ended=True)) == "rank 1 raised KeyError: 'k'"
+    groups = Groups("l4")
+    groups.ledger.raised("1.2.x1", raised(1, KeyError("k")))
+    assert recovered(groups, exit_of(1), exit_of(0, was_ended=True)) == "rank 1 raised KeyError: 'k'"
 
 
 def test_after_a_rollback_the_newest_step_is_that_of_the_new_lineage():

@@ -305,16 +305,6 @@ def test_a_forked_child_does_not_keep_its_parents_lock(open_host: OpenHost):
         os.waitpid(pid, 0)
 
 
-def test_a_view_outlives_its_set(open_host: OpenHost):
-    host = open_host()
-    held = host.allot(trainer="old", **SIZES)
-    stage(held.path, "old", step=1)
-    content = held.slots[0].read()
-    assert remove_gone(host) == [0]
-    assert host.sets == [] and not held.path.exists()
-    assert content is not None and bool((content.data == 1).all())
-
-
 def test_close_with_remove_leaves_nothing(root: Path, open_host: OpenHost):
     host = open_host()
     held = host.allot(trainer="t1", **SIZES)

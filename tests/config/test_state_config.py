@@ -103,13 +103,6 @@ def test_bad_field_is_named(fields: Mapping[str, Any], named: str, said: str):
     assert again.details == caught.value.details or "nan" in str(again.details)
 
 
-def test_all_bad_fields_in_one_error():
-    with pytest.raises(ConfigError) as caught:
-        config(replicas=-1, keep_last=0, best_mode="up")
-    assert all(name in caught.value.message for name in ("replicas", "keep_last", "best_mode"))
-    assert caught.value.fields == ["best_mode", "keep_last", "replicas"]
-
-
 def test_no_bad_field_hides_another():
     """Those that other parts of raystate check did."""
     with pytest.raises(ConfigError) as caught:

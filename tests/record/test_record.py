@@ -19,12 +19,9 @@ import pytest
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import InvalidTransitionError, RaystateError
 from raystate.core.formats.messages import Command, Event, Failure, HostDown, HostId, Joined, Settings, SnapshotId, Tick
-from raystate.runtime.coordinator_loop import CoordinatorLoop
 from raystate.runtime.record import AttemptRecord, Record, Recorder, read_record, replay
 from raystate.runtime.record_codec import KINDS, UnknownMessageError, decode, encode
 from raystate.storage import open_storage
-from tests.model import world
-from tests.model.script import play as play_model
 from tests.patience import PATIENCE_S
 from tests.record.a_record import play, recorded
 from tests.sim import simulate
@@ -134,28 +131,6 @@ def test_a_simulated_run_is_decided_again_in_the_same_way(seed: int, monkeypatch
     assert sum(len(records) for _, records in heard.values()) > 50
     for machine, records in heard.values():
         assert_same(AttemptRecord(attempt=0, settings=machine.settings, records=through_json(records)), machine)
-
-
-@pytest.mark.parametrize("seed", [3, 11, 12])
-def test_a_run_of_the_real_loop_is_decided_again_in_the_same_way(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loops: list[CoordinatorLoop] = []
-    recorders: list[Recorder] = []
-
-    def loop(**arguments: Any) -> CoordinatorLoop:
-        recorders.append(Recorder(tmp_path / "record"))
-        loops.append(CoordinatorLoop(**arguments, recorder=recorders[-1]))
-        return loops[-1]
-
-    monkeypatch.setattr(world, "CoordinatorLoop", loop)
-    assert not play_model(seed)
-    for recorder in recorders:
-        recorder.close()
-    attempts = read_record(tmp_path / "record")
-    assert [one.attempt for one in attempts] == [one.attempt for one in loops]
-    for attempt, one in zip(attempts, loops, strict=True):
-        assert_same(attempt, one.machine)
 
 
 def test_another_process_decides_the_same(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from raystate.core.formats.errors import StaleAttemptError, StepNotFoundError, StorageError
 from raystate.core.formats.messages import LiveStep
-from raystate.storage import LogReader, Storage, StorageWrapper, pinned, visible_steps
+from raystate.storage import LogReader, Storage, pinned, visible_steps
 from raystate.storage.names import log_name
+from raystate.testing.storage import DiedError, DyingAt
 from raystate.testing.storage.contract import tree
 from raystate.transfer.attempt import OutsideAttempt
 from raystate.transfer.removing import remove_run, remove_step, steps_of_run
@@ -78,29 +79,15 @@ def test_a_log_with_nothing_of_raystates_is_no_run(storage: Storage):
     assert sorted(tree(storage)) == [".raystate/log/hello.txt"]
 
 
-class _EndsAt(StorageWrapper):
-    """Its process dies before the n-th operation that changes something."""
-
-    def __init__(self, inner: Storage, number: int):
-        super().__init__(inner)
-        self.left = number
-
-    def before(self, operation: str, name: str) -> None:
-        if operation in ("create", "delete", "delete_tree", "rename_tree", "copy"):
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("backend", ["directory", "memory"])
 def test_a_removal_that_is_interrupted_anywhere_is_repeated(backend: str, tmp_path: Path):
     with BACKENDS[backend](tmp_path) as storage:
         for number in itertools.count():
             a_run(storage)
             try:
-                remove_run(_EndsAt(storage, number))
+                remove_run(DyingAt(storage, number, after=False))
                 break
-            except KeyboardInterrupt:
+            except DiedError:
                 pass
             if tree(storage):  # else it was all but its last look
                 remove_run(storage)
