@@ -83,8 +83,8 @@ test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests $(filter-out %=tests/compat,$(LATER)) $(addprefix --ignore=,tests/model tests/cluster) $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh auto $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_isolation.py --under-mesh auto $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_isolation.py --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) $(ONE_CORE) tests/model $(ARGS)
 
 # With other Pythons, and with the newest of all packages, those of constraints.txt, or the lowest that pyproject.toml allows:

@@ -114,8 +114,6 @@ _LONGEST = (
     "cluster/test_memory_stays.py",
     "cluster/test_matrix.py",
     "cluster/test_misuse.py",
-    "cluster/test_seen.py",
-    "cluster/test_peers.py",
     "cluster/test_hangs.py",
     "cluster/test_train_fit.py",
     "cluster/test_train_blame.py",
@@ -123,11 +121,9 @@ _LONGEST = (
     "cluster/test_outside.py",
     "cluster/test_any_sequence.py",
     "cluster/test_gcs.py",
-    "cluster/test_cost.py",
     "cluster/test_isolation.py",
     "cluster/test_preemption.py",
     "cluster/test_reshard.py",
-    "cluster/test_disk.py",
     "cluster/test_damage.py",
 )
 # Left to `make test-more`: `make test` shows each room in five minutes. Single tests of other files have the mark themselves.
@@ -151,6 +147,7 @@ _MORE = (
     "jobs/test_lm_model.py",
     "jobs/test_lm_train.py",
     "jobs/test_quickstart.py",
+    "model/test_away.py",
     "model/test_rehearse_command.py",
     "package/test_accelerator.py",
     "reshard/test_memory.py",
@@ -330,8 +327,3 @@ def make_run(tmp_path: Path) -> Iterator[Callable[[], FreshRun]]:
         # A failed attempt's run is released by its actors, not by the caller who was told of the failure.
         assert time.monotonic() < deadline_s, f"left in shared memory: {left}"
         time.sleep(0.05)
-
-
-@pytest.fixture
-def fresh_run(make_run: Callable[[], FreshRun]) -> FreshRun:
-    return make_run()

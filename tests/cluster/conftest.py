@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,17 +72,9 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, gcs_server: GcsServer 
     cluster.shutdown()
 
 
-@dataclasses.dataclass(frozen=True)
-class Calm:
-    """A run of STEPS steps that nobody disturbed: where its steps are, what its trainers wrote, the digests of its end by rank."""
-
-    storage: Path
-    out: Path
-    digests: list[str]
-
-
 @pytest.fixture(scope="session")
-def calm(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+def undisturbed(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The digests of the end, by rank, of a run of STEPS steps that nobody disturbed."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "undisturbed"  # one for all processes of xdist
     folder.mkdir(exist_ok=True)
@@ -93,16 +83,11 @@ def calm(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Calm:
     assert lock is not None, "another process of these tests still trains the undisturbed run"
     with lock:
         if not digests.exists():
-            config = raystate.StateConfig(storage=str(folder / "run"), run=f"calm-{os.getpid()}", save_every_steps=30, keep_last=10)
-            training = Training(config, folder / "out", steps=STEPS, step_s=0.0, dump_every=30)
+            config = raystate.StateConfig(storage=str(folder / "run"), run=f"calm-{os.getpid()}", save_every_steps=30)
+            training = Training(config, folder / "out", steps=STEPS, step_s=0.0)
             training.finish()
             digests.write_text(json.dumps(training.digests()))
-    return Calm(folder / "run", folder / "out", json.loads(digests.read_text()))
-
-
-@pytest.fixture(scope="session")
-def undisturbed(calm: Calm) -> list[str]:
-    return calm.digests
+    return json.loads(digests.read_text())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,9 +17,8 @@ import jax.numpy as jnp, ray, raystate
 given = json.loads(sys.argv[1])
 if given["address"]:
     ray.init(address=given["address"], namespace=given["namespace"] or None, log_to_driver=False, logging_level="ERROR")
-settings = {"save_every_steps": 1000, **given["settings"]}
 try:
-    with raystate.StateManager(raystate.StateConfig(storage=given["storage"], run=given["run"], **settings)) as manager:
+    with raystate.StateManager(raystate.StateConfig(storage=given["storage"], run=given["run"], save_every_steps=1000)) as manager:
         if given["forks"]:  # as a data loader does
             multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
         x = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state["x"]
@@ -32,7 +31,6 @@ try:
             time.sleep(0.05)
 except raystate.RunInUseError as error:
     print("in use:", error, flush=True)
-    print("details", json.dumps(error.details), flush=True)
     sys.exit(3)
 """
 
@@ -43,10 +41,9 @@ class Script:
     Args:
         address: of a Ray cluster; "" for the script to start its own.
         forks: it forks a child, which outlives it.
-        settings: more for its StateConfig.
     """
 
-    def __init__(self, address: str, namespace: str, run: Any, out: Path, *, forks: bool = False, **settings: Any):
+    def __init__(self, address: str, namespace: str, run: Any, out: Path, *, forks: bool = False):
         self.out = out
         given = {
             "address": address,
@@ -55,7 +52,6 @@ class Script:
             "run": run.run,
             "stop": str(out.parent / "stop"),
             "forks": forks,
-            "settings": settings,
         }
         with open(out, "wb") as stream:
             environment = {**os.environ, "PYTHONPATH": str(REPO)}

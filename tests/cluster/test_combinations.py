@@ -1,4 +1,4 @@
-"""Deaths that meet, sleepers that wake, and training functions that end in unusual ways."""
+"""Deaths that meet, and training functions that end in unusual ways. Sleepers are the drill's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import raystate
 from raystate.actors.naming import run_actors
 from raystate.storage import run_hash
-from tests.cluster.strikes import coordinator_pid, held, held_pids, host_pid, newest_in_memory, raylet_of_a_trainer
+from tests.cluster.strikes import coordinator_pid, held, held_pids, host_pid, newest_in_memory
 from tests.cluster.training import STEPS, Driver, Training, wait_for
 
 
@@ -47,59 +46,6 @@ def test_deaths_that_meet(ray_cluster: Any, make_run: Any, tmp_path: Path, undis
     training.finish()
     assert training.digests() == undisturbed
     assert run_actors(run_hash(config.storage, config.run)) == []
-
-
-@pytest.mark.long
-def test_sleepers_do_no_harm(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
-    """Each kind is stopped for longer than the others wait for it, and goes on."""
-    config = _config(make_run, host_timeout_s=1.0)
-    training = Training(config, tmp_path / "out", steps=STEPS, pause_at=20)
-    training.wait_step(6)
-    for pid in (host_pid(training), coordinator_pid(training)):
-        os.kill(pid, signal.SIGSTOP)
-        training.wait_step(training.events.newest_step() + 10)  # 2 s at least: training goes on without it
-        os.kill(pid, signal.SIGCONT)
-        training.wait_step(training.events.newest_step() + 3)
-    sleeper = training.events.pids()[1]
-    os.kill(sleeper, signal.SIGSTOP)
-    stopped_s = time.monotonic()
-    wait_for(lambda: time.monotonic() - stopped_s > 2.0, "the end of the sleep")
-    os.kill(sleeper, signal.SIGCONT)
-    training.wait_step(training.events.newest_step() + 3)
-    # One that sleeps while its group is replaced, and would wake up in the middle of the next.
-    sleeper = training.events.pids()[1]
-    os.kill(sleeper, signal.SIGSTOP)
-    training.kill_trainer(0)
-    training.wait_step(training.events.newest_step() + 3)
-    try:
-        psutil.Process(sleeper).send_signal(signal.SIGCONT)
-    except psutil.NoSuchProcess:
-        pass  # its HostActor has ended it
-    training.finish()
-    assert training.digests() == undisturbed
-    assert run_actors(run_hash(config.storage, config.run)) == []
-
-
-@pytest.mark.long
-def test_a_driver_and_a_raylet_that_sleep(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
-    """For seconds: longer than anything of ours waits for them. Ray itself gives a node up only after much longer."""
-    run = make_run()
-    driver = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS, pause_at=20)
-    try:
-        driver.wait_step(6)
-        for pid in (driver.process.pid, raylet_of_a_trainer(driver, ray_cluster)[0]):
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                driver.wait_step(driver.events.newest_step() + 15)  # 3 s at least
-            finally:
-                os.kill(pid, signal.SIGCONT)
-            driver.wait_step(driver.events.newest_step() + 3)
-        driver.finish()
-    finally:
-        driver.kill()
-    assert driver.digests() == undisturbed
-    assert driver.events.starts() == 1, "the trainers should not have noticed"
-    assert run_actors(run_hash(run.storage, run.run)) == []
 
 
 @pytest.mark.long

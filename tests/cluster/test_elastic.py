@@ -16,7 +16,7 @@ import raystate
 from raystate.storage import run_hash
 from raystate.train.standby import SWITCH
 from tests.cluster import toy
-from tests.cluster.strikes import drain, lose_node, newest_in_memory, raylet_of_a_trainer
+from tests.cluster.strikes import lose_node, newest_in_memory, raylet_of_a_trainer
 from tests.cluster.training import NODE, NODES, Training, wait_for
 from tests.patience import PATIENCE_S
 from tests.processes import start_ray
@@ -159,11 +159,6 @@ def wait_for_copies(training: Training, step: int) -> None:
     pace(training, lambda: newest_in_memory(training.config, nodes=2) >= step)
 
 
-def wait_for_stop(training: Training, groups: int) -> None:
-    """Until so many groups have been interrupted."""
-    pace(training, lambda: sum(event["event"] == "stopped" and event["rank"] == 0 for event in training.events.read()) >= groups)
-
-
 def undisturbed() -> list[tuple[list[int], float]]:
     """What one process computes: the rows and the loss of each step."""
     import jax
@@ -268,30 +263,6 @@ def test_two_workers_become_one_and_two_again(
     assert (grown.workers, grown.interrupted, grown.steps_repeated, grown.step) == (2, True, 0, starts(training)[3]["step"])
     assert "there has been room for 2 workers for 2 s: the run grows from 1" in grown.cause
     assert grown.cause.endswith("; the run goes on with 2 workers instead of 1")
-    check(training)
-
-
-@pytest.mark.long
-def test_a_drained_node_and_one_that_dies_while_the_run_grows(two_nodes: Any, make_run: Any, tmp_path: Path) -> None:
-    """Neither is a failure, and no step is computed twice."""
-    training = begin(make_run(), tmp_path / "out")
-    run = run_hash(training.config.storage, training.config.run)
-    _, node = raylet_of_a_trainer(training, two_nodes)
-    drain(two_nodes.address, node.node_id)
-    wait_for_start(training, 2)
-    training.wait_step(starts(training)[1]["step"] + 3)
-    added = start_ray(lambda: two_nodes.add_node(**NODE))
-    wait_for_stop(training, 2)
-    lose_node(two_nodes, added, run)
-    wait_for_start(training, 3)
-    result = training.finish()
-    lose_node(two_nodes, node, run)  # it was to go away
-    assert [event["world"] for event in starts(training)][:2] == [2, 1]
-    assert starts(training)[-1]["world"] == 1
-    drained, grown, *_ = result.recoveries
-    assert (drained.workers, drained.interrupted, drained.steps_repeated) == (1, True, 0)
-    assert "Ray drains it; the run goes on with 1 worker instead of 2, without the node of rank " in drained.cause
-    assert (grown.interrupted, grown.steps_repeated) == (True, 0)
     check(training)
 
 

@@ -1,4 +1,4 @@
-"""Runs beside each other: on one cluster, on one node, under one name, in one sweep; and several that want the same storage."""
+"""Runs beside each other: on one cluster, on one node, under one name; and several that want the same storage."""
 
 from __future__ import annotations
 
@@ -213,37 +213,37 @@ def test_a_run_outlives_the_placement_group_that_began_it(ray_cluster: Any, make
         assert pid_of(name) == pid
 
 
-# ---------------------------------------------------------------- a sweep
+def test_a_coordinator_that_stops_with_an_exception_comes_back(ray_cluster: Any, make_run: Any) -> None:
+    """Whatever it stumbled over: a new attempt begins with what storage and the hosts say. One that stumbles at once again ends."""
+    run = make_run()
+    with raystate.StateManager(raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1)) as manager:
+        state = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state
+        assert manager.save(1, state)
+        manager.wait_until_finished()
+        name = coordinator_name(run_hash(run.storage, run.run))
+        before, coordinator = pid_of(name), find_actor(name)
+        assert coordinator is not None
+        coordinator.tell.remote("no event")
+        assert manager.save(2, state)
+        manager.wait_until_finished()
+        assert pid_of(name) not in (None, before)
+        assert manager.all_steps() == [1, 2]
 
 
-def _trial(config: dict[str, Any]) -> None:
-    from ray import tune
-
-    storage = f"{config['folder']}/{config['rate']}"
-    with raystate.StateManager(raystate.StateConfig(storage=storage, run="sweep", save_every_steps=3)) as manager:
-        restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
-        x = restored.state["x"]
-        for step in range(restored.step, 7):
-            x = x + config["rate"]
-            manager.save(step + 1, {"x": x}, metrics={"x": float(x[0])})
-    tune.report({"x": float(x[0])})
-
-
-@pytest.mark.long
-def test_a_sweep_of_four_small_runs(ray_cluster: Any, tmp_path: Path) -> None:
-    from ray import tune
-
-    rates = [1.0, 2.0, 3.0, 4.0]
-    space = {"rate": tune.grid_search(rates), "folder": str(tmp_path / "runs")}
-    run_config = tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0)
-    found = tune.Tuner(tune.with_resources(_trial, {"cpu": 1}), param_space=space, run_config=run_config).fit()
-    assert not found.errors
-    assert sorted((result.metrics or {})["x"] for result in found) == [7 * rate for rate in rates]
-    for rate in rates:
-        reader = raystate.Reader(tmp_path / "runs" / str(rate))
-        assert reader.all_steps() == [3, 6, 7]
-        assert np.asarray(reader.restore().state["x"]).tolist() == [7 * rate] * 4
-        assert run_actors(run_hash(tmp_path / "runs" / str(rate), "sweep")) == []
+def test_a_second_manager_of_the_run_in_one_process_closes_the_first(ray_cluster: Any, make_run: Any) -> None:
+    """As where a cell of a notebook is run again; the manager of another run stays."""
+    configs = [raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1) for run in (make_run(), make_run())]
+    other, first = (raystate.StateManager(config) for config in reversed(configs))
+    for manager in (first, other):
+        manager.restore()
+        manager.save(1, {"x": jnp.zeros(4)})
+    with raystate.StateManager(configs[0]) as second, other:
+        restored = second.restore()
+        assert restored is not None and restored.step == 1
+        with pytest.raises(raystate.RaystateError, match="closed"):
+            first.save(2, {"x": jnp.zeros(4)})
+        other.save(2, {"x": jnp.zeros(4)})
+    assert [raystate.Reader(config.storage).all_steps() for config in configs] == [[1], [1, 2]]
 
 
 def test_a_coordinator_beside_its_own_successor_ends(ray_cluster: Any, make_run: Any) -> None:

@@ -9,14 +9,10 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 
 import raystate
-from raystate.actors.hosts import waiting_key
-from raystate.actors.kept import Kept
-from raystate.actors.naming import NAMESPACE, coordinator_name, find_hosts, host_name
+from raystate.actors.naming import host_name
 from raystate.storage import run_hash
-from raystate.train.standby import SWITCH
 from tests.cluster.strikes import drain, pid_of, raylet_of_a_trainer
 from tests.cluster.training import NODE, NODES, STEPS, Training, wait_for
 from tests.patience import PATIENCE_S
@@ -62,58 +58,6 @@ def test_a_drained_node_is_left_at_once_and_without_loss(
     assert raystate.Reader(run.storage).latest_step() == start["step"] > 6
     on_the_node = {process.pid for process in psutil.Process(raylet).children()}
     assert not on_the_node & set(training.events.pids().values()), "it is still there, and nobody trains on it"
-    result = training.finish()
-    assert training.digests() == undisturbed
-    check_moved_on(training, result, node, "Ray drains it")
-
-
-@pytest.mark.long
-def test_a_host_actor_waits_where_a_rank_could_go(
-    ray_cluster: Any,
-    make_run: Any,
-    tmp_path: Path,
-    undisturbed: list[str],
-    leaving_node: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is no host of the run until a rank comes, not even for a Coordinator that starts again; then it is at once."""
-    monkeypatch.setenv(SWITCH, "1")
-    run = make_run()
-    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000)
-    training = Training(config, tmp_path / "out", steps=STEPS, step_s=0.02, pause_at=20)
-    training.wait_step(6)
-    name = run_hash(run.storage, run.run)
-    wait_for(lambda: len(find_hosts(name)) > 2, "a HostActor that waits", failed=lambda: training.error)
-
-    def hosts() -> set[str]:
-        report: Any = ray.get(ray.get_actor(coordinator_name(name), namespace=NAMESPACE).status.remote(), timeout=PATIENCE_S)
-        return {host.host for host in report.status.hosts}
-
-    def waits(host: str) -> bool:
-        return host in (Kept(waiting_key(name)).get() or ())
-
-    trainers = hosts()
-    assert len(trainers) == 2
-    assert not any(waits(host) for host in trainers)
-    spares = {host: pid_of(host_name(name, host)) for host in find_hosts(name) if host not in trainers}
-    assert spares
-    assert all(waits(host) for host in spares)
-    old = pid_of(coordinator_name(name))
-    assert old is not None
-    os.kill(old, signal.SIGKILL)
-    wait_for(lambda: pid_of(coordinator_name(name)) not in (None, old), "another Coordinator", failed=lambda: training.error)
-    training.go_on(10)
-    training.wait_step(training.events.newest_step() + 5)
-    assert hosts() == trainers
-    assert all(waits(host) for host in spares)
-    _, node = raylet_of_a_trainer(training, ray_cluster)
-    leaving_node.append(node)
-    drain(ray_cluster.address, node.node_id)
-    training.go_on(50)
-    wait_for(lambda: training.events.starts() == 2, "another start", failed=lambda: training.error)
-    (needed,) = [host for host in spares if not waits(host)]
-    assert needed in hosts()
-    assert pid_of(host_name(name, needed)) == spares[needed]
     result = training.finish()
     assert training.digests() == undisturbed
     check_moved_on(training, result, node, "Ray drains it")

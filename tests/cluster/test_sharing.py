@@ -1,4 +1,4 @@
-"""One storage and several who want it: after a death, with another configuration, under another name; all on one standing cluster."""
+"""One storage and several who want it: after a death, and under another name; all on one standing cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from raystate.actors.naming import find_hosts, host_name, run_actors
 from raystate.storage import run_hash
 from tests.cluster.scripts import Script
 from tests.cluster.strikes import newest_in_memory, pid_of
-from tests.cluster.training import Training, wait_for
-from tests.patience import PATIENCE_S
+from tests.cluster.training import wait_for
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
@@ -56,30 +54,23 @@ def config_of(run: Any, **settings: Any) -> raystate.StateConfig:
     return raystate.StateConfig(storage=run.storage, run=run.run, **{"save_every_steps": 1000, **settings})
 
 
-@contextlib.contextmanager
-def killed_script(cluster: Any, run: Any, out: Path, *, steps: int = 5, **more: Any) -> Iterator[Script]:
-    """A script that was killed after some steps; at the end what it forked is ended, too."""
-    script = Script(cluster.address, "", run, out, **more)
-    try:
-        wait_for(lambda: script.newest() >= steps, f"step {steps}", failed=lambda: script.error)
-        script.end()
-        yield script
-    finally:
-        script.end()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(script.process.pid, signal.SIGKILL)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("forks", [False, True])
 def test_a_killed_script_frees_its_run(forks: bool, ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     """Long before it counts as idle; also when a child that it forked lives on with a copy of all its sockets."""
     run = make_run()
-    with killed_script(ray_cluster, run, tmp_path / "log", forks=forks):
+    script = Script(ray_cluster.address, "", run, tmp_path / "log", forks=forks)
+    try:
+        wait_for(lambda: script.newest() >= 5, "some steps", failed=lambda: script.error)
+        script.end()
         newest = newest_in_memory(run)
         with opened(config_of(run)) as manager:
             restored = manager.restore_or_init(init)
             assert (restored.tier, restored.step) == ("memory", newest)
+    finally:
+        script.end()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.process.pid, signal.SIGKILL)  # what it forked
 
 
 @pytest.mark.long
@@ -117,87 +108,6 @@ def test_a_script_that_was_killed_a_moment_ago(ray_cluster: Any, make_run: Any, 
         goes_on.cancel()
         with contextlib.suppress(ProcessLookupError):  # the run has ended, and its actors
             os.kill(pid, signal.SIGCONT)
-
-
-@pytest.mark.long
-def test_a_live_script_is_named(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
-    run = make_run()
-    first = Script(ray_cluster.address, "", run, tmp_path / "1.log")
-    try:
-        wait_for(lambda: first.newest() > 3, "some steps", failed=lambda: first.error)
-        with pytest.raises(
-            raystate.RunInUseError, match=rf"pid {first.process.pid} on node \w{{8}}, last heard from \d+ s"
-        ) as caught:
-            raystate.StateManager(config_of(run))
-        assert (caught.value.pid, caught.value.run, caught.value.storage) == (first.process.pid, run.run, config_of(run).storage)
-        assert caught.value.age_s >= 0.0
-        # A fit that is refused leaves the run alone.
-        training = Training(config_of(run), tmp_path / "out")
-        with pytest.raises(raystate.RunInUseError):
-            training.finish()
-        steps = first.newest()
-        wait_for(lambda: first.newest() > steps + 5, "more steps", failed=lambda: first.error)
-        (tmp_path / "stop").touch()
-        assert first.process.wait(PATIENCE_S) == 0
-    finally:
-        first.end()
-
-
-# ---------------------------------------------------------------- another configuration
-
-
-@pytest.mark.long
-def test_the_next_job_gets_its_own_configuration(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
-    """A job that kept one step has died; the next one asks for all, on the Coordinator that has survived."""
-    run = make_run()
-    with killed_script(ray_cluster, run, tmp_path / "log", keep_last=1, host_memory="10%"):
-        config = config_of(run, keep_last=None, save_every_steps=1, host_memory="20%")
-        with opened(config) as manager:
-            restored = manager.restore_or_init(init)
-            assert restored.tier == "memory", "the arena stays"
-            first = restored.step + 1
-            for step in range(first, first + 4):
-                assert manager.save(step, {"x": jnp.full(4, float(step))})
-                manager.wait_until_finished()
-            assert manager.all_steps() == list(range(first, first + 4))
-    assert run_actors(run_hash(run.storage, run.run)) == []
-
-
-@pytest.mark.long
-def test_an_arena_is_not_left_behind_with_what_only_it_holds(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
-    run, other_dir = make_run(), tmp_path / "arenas"
-    other_dir.mkdir()
-    with killed_script(ray_cluster, run, tmp_path / "log"):
-        moved = config_of(run, arena_dir=str(other_dir))
-        with pytest.raises(raystate.ConfigError, match=r"step \d+ of run .* lies only in memory, in the system's shared memory"):
-            opened(moved)
-        with opened(moved, takeover=True) as manager:
-            assert manager.restore_or_init(init).step == 0
-            assert list(other_dir.iterdir())
-            assert run.arenas() == [], "nobody would look for it any more"
-            manager.save(1, init())
-
-
-def disagrees(config: dict[str, Any]) -> None:
-    import jax
-
-    from raystate import launch_context
-
-    context = launch_context.current()
-    assert context is not None
-    (Path(config["out"]) / f"start-{os.getpid()}").touch()
-    with raystate.StateManager(context.config.replace(keep_last=jax.process_index() + 1)):
-        pass
-
-
-@pytest.mark.long
-def test_the_ranks_of_one_launch_agree(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
-    config = config_of(make_run(), barrier_timeout_s=20.0)
-    with pytest.raises(
-        raystate.ConfigError, match=r"one launch .* different configurations: keep_last is [12] there and [12] here"
-    ):
-        Training(config, tmp_path / "out", train_fn=disagrees).finish()
-    assert len(list((tmp_path / "out").glob("start-*"))) == 2, "final at once"
 
 
 # ---------------------------------------------------------------- another name

@@ -150,7 +150,7 @@ def waits_for_ever(out: str) -> None:
 
 
 def train(config: dict[str, Any]) -> Any:
-    """config: steps, step_s, out (directory for events, dumps and pauses), width, dump_every, hang_at (step at which rank 1 hangs)."""
+    """config: steps, step_s, out (directory for events and pauses), width, hang_at (step at which rank 1 hangs)."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -180,7 +180,5 @@ def train(config: dict[str, Any]) -> Any:
             time.sleep(max(0.0, config["step_s"] - (time.perf_counter() - begin)))  # stands for a longer computation
             manager.save(step + 1, state, items={"data": iterator}, metrics={"loss": loss})
             say(event="step", step=step + 1, loss=float(loss).hex())
-            if config.get("dump_every") and (step + 1) % config["dump_every"] == 0:
-                dump(state, os.path.join(config["out"], f"dump-{step + 1}-{rank}.pickle"))
         say(event="end", digest=digest(state, iterator))
     return None if loss is None else float(loss)

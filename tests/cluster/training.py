@@ -97,7 +97,6 @@ class Training:
             "step_s": kwargs.pop("step_s", 0.2),
             "width": kwargs.pop("width", 32),
         }
-        loop["dump_every"] = kwargs.pop("dump_every", 0)
         loop["hang_at"] = kwargs.pop("hang_at", None)
         train_fn = kwargs.pop("train_fn", toy.train)
         launch = kwargs.pop("launch", raystate.fit)  # or what takes the same
