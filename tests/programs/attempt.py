@@ -1,6 +1,6 @@
 """One process's attempt at a program: it trains, may die once on the way, and leaves word of how it began and what came of it.
 
-    python -m tests.programs.attempt '{"program": "pmap", …}'
+    python -m tests.programs.attempt '{"program": "ppo", …}'
 
 trains in that process; under `raystate.fit` `attempt` is the training function.
 """
