@@ -115,8 +115,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache  # a stale cache knows nothing of new modules
-	$(BIN)/pyright
-	$(BIN)/python -m pytest -q tests/house
+	$(BIN)/pyright & types=$$!; $(BIN)/python -m pytest -q tests/house ; house=$$?; wait $$types && exit $$house  # a core each
 	$(BIN)/python -m tests.house.figures
 
 # How large the house is: the figures are to go down.

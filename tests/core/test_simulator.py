@@ -25,7 +25,7 @@ KNOWN = {
     "stop without waiting for the others": 288,
     "lost acknowledgement taken for failure": 411,
     "complete without one piece": 2061,
-    "discarded while it is read": 308,
+    "discarded while it is read": 3388,
     "restore without a new lineage": 393,
     "lost promise told as durable": 633,
     "merge takes strangers": 1135,
