@@ -250,7 +250,11 @@ def test_items_are_a_dict(items):
     assert caught.value.field == "items"
 
 
-@pytest.mark.parametrize("name", ["x" * 201, "a\n", "ä", "a b", "commit_success.txt", None, "\ud800", b"x", ("a",)], ids=ascii)
+@pytest.mark.parametrize(
+    "name",
+    ["state", "metrics", "", ".hidden", "a/b", "_x", 3, "x" * 201, "a\n", "ä", "a b", "commit_success.txt", None, "\ud800", b"x", ("a",)],
+    ids=ascii,
+)  # fmt: skip
 def test_an_item_is_called_as_a_folder_can_be(name):
     with pytest.raises(ConfigError, match="can't be called") as caught:
         pack_items({name: 1}, process_index=0)

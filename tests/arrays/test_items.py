@@ -60,29 +60,6 @@ def test_json_is_process_0s_copy_and_checked_everywhere():
         pack_items({"config": {"a": object()}}, process_index=1)
 
 
-@pytest.mark.parametrize(
-    ("value", "where"),
-    [
-        pytest.param(object(), "the value itself", id="object"),
-        ({"a": [1, {"b": {1, 2}}]}, "a/1/b"),
-        ({"a": {1: 2}}, "a"),
-        ({"a": b"x"}, "a"),
-    ],
-    ids=str,
-)
-def test_what_is_not_json_is_named(value, where):
-    with pytest.raises(RaystateError) as caught:
-        pack_items({"thing": value}, process_index=0)
-    assert caught.value.item == "thing"
-    assert caught.value.path == where
-
-
-@pytest.mark.parametrize("name", ["state", "metrics", "", ".hidden", "a/b", "_x", 3])
-def test_names_that_cannot_be_folders(name):
-    with pytest.raises(RaystateError, match="can't be called"):
-        pack_items({name: 1}, process_index=0)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_an_iterator_gets_its_state_back_in_its_own_form(form):
     saved = Counter(*FORMS[form])

@@ -93,10 +93,6 @@ def test_an_exact_piece_is_a_read_only_view():
     assert not np.shares_memory(_read([holding], (5, 0), (2, 10)), holding.data)
 
 
-def test_a_scalar_array():
-    assert _read([_holding([((), ())], np.array(5, np.int64))], (), ()) == 5
-
-
 def _flip(holding, offset):
     holding.data[offset] ^= 1
     return holding
