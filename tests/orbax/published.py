@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from raystate.core.formats.tree import ArraySpec, DataObject, LeafSpec, TreeSpec
+from raystate.core.formats.tree import ArraySpec, DataObject, LeafSpec, Package, TreeSpec
 from raystate.orbax.merge import build_files, own_folders
 from raystate.orbax.writer import write_item
 from raystate.runtime.share import write_share
-from raystate.storage import data_objects, open_storage
+from raystate.storage import StepFolder, data_objects, open_storage
 from tests.orbax.state_example import ARRAYS, array, notes, state
 
 SHARDING = '{"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"}'
@@ -128,3 +128,15 @@ def publish(root: Path, step: int = 1200, save: str = "a7k1", **changes: Any) ->
         for name, begin in own_folders(item_tree.item, save).items():
             objects += data_objects(storage, str(step), name, writer=f"{save}hc", begin=begin)
     return folder, files, objects
+
+
+def committed(root: Path, step: int, save: str = "", *, package: bool = True) -> StepFolder:
+    """A published step as a run leaves it, without the stranger, with or without a package."""
+    save = save or f"a1k{step}"
+    folder, files, objects = publish(root, step, save)
+    for path in [path for path in folder.rglob("*") if path.is_file() and "process_a6k9" in str(path)]:
+        path.unlink()
+    done = StepFolder(open_storage(root), step, save)
+    if package:
+        done.put_package(Package(step=step, save=save, run="lm", files=files, objects=tuple(objects)))
+    return done

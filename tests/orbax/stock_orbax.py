@@ -1,6 +1,6 @@
 """Run as a program: stock Orbax on 8 CPU devices, without raystate. Argument: a JSON object of what to do; prints a JSON object.
 
-{"write": root}: checkpoints by stock Orbax. {"read": root, "step": n}: read a step in every way, bit for bit.
+{"read": root, "step": n}: read a step in every way, bit for bit.
 {"damaged": [root]}: how reading fails. {"grain": root, "step": n}: go on with the step's grain iterator.
 """
 
@@ -100,28 +100,6 @@ def metadata(item: str) -> dict[str, Any]:
     return found
 
 
-def write(root: str) -> dict[str, Any]:
-    """What stock Orbax writes: v0's layouts and v1's."""
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
-    simple = {"bits.f8", "bits.i4", "empty"}  # zarr2 cannot hold them; Orbax saves no empty array
-
-    def leaf(name: str) -> Any:
-        value = np.zeros((8,), np.float32) if name in simple else array(name)
-        whole = value.ndim == 2 and value.size and all(size % 8 == 0 for size in value.shape)
-        return jax.device_put(value, NamedSharding(mesh, PartitionSpec("x", "y") if whole else PartitionSpec()))
-
-    tree = {**state(leaf), "text": "größer"}
-    for name, ocdbt in (("v0", True), ("v0_plain", False)):
-        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)
-        options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["loss"])
-        with ocp.CheckpointManager(f"{root}/{name}", item_handlers=handler, options=options) as manager:
-            manager.save(3, args=ocp.args.PyTreeSave(tree), metrics={"loss": 0.5}, custom_metadata={"a": 1})
-            manager.wait_until_finished()
-    v1.save(f"{root}/v1/3", tree)
-    items = {"v0": "default", "v0_plain": "default", "v1": "state"}
-    return {name: metadata(f"{root}/{name}/3/{item}") for name, item in items.items()}
-
-
 def continued(root: str, step: int) -> list[int]:
     """The next elements of the step's iterator, restored by grain's own handler."""
     import grain
@@ -145,8 +123,6 @@ def damaged(root: str) -> str:
 def main() -> None:
     asked = json.loads(sys.argv[1])
     out: dict[str, Any] = {}
-    if "write" in asked:
-        out["write"] = write(asked["write"])
     if "read" in asked:
         out["read"] = read(asked["read"], asked["step"])
     if "grain" in asked:

@@ -16,10 +16,10 @@ import raystate
 from raystate.core.formats.log import claim_entry
 from raystate.core.formats.messages import LiveStep, LogEntry
 from raystate.core.formats.tree import Package
-from raystate.storage import RunLog, StepFolder, Storage, foreign_steps, open_storage, visible_steps
+from raystate.storage import RunLog, StepFolder, Storage, foreign_steps, visible_steps
 from raystate.storage.names import MARKER
 from raystate.verification import verify_log, verify_step
-from tests.orbax.published import publish
+from tests.orbax.published import committed
 from tests.orbax.state_example import ARRAYS, array
 from tests.patience import PATIENCE_S
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
@@ -70,12 +70,7 @@ def check_restores(storage: Storage, step: int) -> None:
 def a_run(tmp_path: Path) -> Storage:
     """A directory with one step, as raystate leaves it."""
     root = tmp_path / "run"
-    _, files, objects = publish(root)
-    storage = open_storage(root)
-    for name in [info.name for info in storage.list("1200") if "process_a6k9" in info.name]:
-        storage.delete(name)  # the stranger's
-    package = Package(step=1200, save="a7k1", run="lm", files=files, objects=tuple(objects))
-    StepFolder(storage, 1200, "a7k1").put_package(package)
+    storage = committed(root, 1200, "a7k1").storage
     claimed = claim(storage)
     live = (LiveStep(step=1200, save="a7k1"),)
     assert RunLog(storage).append(dataclasses.replace(claimed, seq=2, kind="commit", live=live)).outcome == "ok"

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import jax
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", …
 import numpy as np
 import optax
-import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from orbax.checkpoint import v1
 
 from raystate.arrays import Holding, MemorySource, describe, restore_tree
 from raystate.arrays.tree import STORABLE
 from raystate.core.formats.errors import ConfigError
-from tests.orbax.from_state import STEP, Source, publish, reader_of, staged
+from tests.orbax.from_state import staged
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 WIDE = ("int64", "uint64", "float64", "complex128")  # not for jax without x64
@@ -150,37 +146,3 @@ def test_any_state_comes_back_from_memory(state: dict[str, Any], data: st.DataOb
     same(restore_tree(state, spec, source), state)
     reference = elsewhere(state, data.draw)
     check_there(restore_tree(reference, spec, source), reference, state)
-
-
-@settings(max_examples=12, suppress_health_check=QUIET)
-@given(state=states(tuple(sorted(STORABLE))), data=st.data())
-def test_any_state_comes_back_from_storage(state: dict[str, Any], data: st.DataObject):
-    assume(taken(state))
-    with tempfile.TemporaryDirectory() as root:
-        publish(Path(root), {"state": state})
-        reader = reader_of(Path(root))
-        spec, source = reader.tree("state"), Source(reader, "state")
-        same(restore_tree(state, spec, source), state)
-        reference = elsewhere(state, data.draw)
-        check_there(restore_tree(reference, spec, source), reference, state)
-
-
-@settings(max_examples=8, suppress_health_check=QUIET, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
-@given(state=states(tuple(sorted(STORABLE - set(ONLY_STOCK_JAX)))))
-def test_stock_orbax_reads_any_state(state: dict[str, Any]):
-    assume(taken(state))
-    with tempfile.TemporaryDirectory() as root:
-        publish(Path(root), {"state": state})
-        got = v1.load(f"{root}/{STEP}")
-        # As sets: int keys come back as strings, which sort otherwise.
-        assert sorted(repr(plain(leaf)) for leaf in jax.tree.leaves(got)) == sorted(
-            repr(plain(leaf)) for leaf in jax.tree.leaves(state)
-        )
-
-
-@pytest.mark.parametrize("state", [{"s": 3}, {"e": [], "n": None, "s": True, "t": "text"}], ids=str)
-def test_a_state_without_arrays_comes_back(state: dict[str, Any], tmp_path: Path):
-    publish(tmp_path, {"state": state})
-    reader = reader_of(tmp_path)
-    same(restore_tree(state, reader.tree("state"), Source(reader, "state")), state)
-    assert v1.load(str(tmp_path / str(STEP))) == state

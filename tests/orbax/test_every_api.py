@@ -21,7 +21,12 @@ import raystate
 
 warnings.filterwarnings("ignore", module="orbax")
 
-STATE = {"w": jnp.arange(15, dtype=jnp.float32).reshape(5, 3), "deep": [{"b": jnp.ones(4, jnp.bfloat16)}, 7]}
+DTYPES = ("int8", "int32", "float16", "bool", "complex64")  # zarr2 has no float8 and no int4
+STATE = {
+    "w": jnp.arange(15, dtype=jnp.float32).reshape(5, 3),
+    "deep": [{"b": jnp.ones(4, jnp.bfloat16)}, 7],
+    "dtypes": {name: jnp.asarray(np.arange(6).reshape(2, 3).astype(name)) for name in DTYPES},
+}
 AVERAGE = {"w": jnp.full((5, 3), 0.5)}
 NOTE = {"tokens": [1, 2, {"x": None}]}
 METRICS = {"loss": 0.25}
@@ -176,12 +181,15 @@ WRITERS: dict[str, Callable[[Path, bool], None]] = {
     "v0_manager": _write_v0_manager,
     "v0_standard": _write_v0_bare(ocp.StandardCheckpointer),
     "v0_pytree": _write_v0_bare(ocp.PyTreeCheckpointer),
+    "v0_plain": _write_v0_bare(lambda: ocp.PyTreeCheckpointer(use_ocdbt=False)),
     "v1_save": _write_v1,
     "v1_training": _write_v1_training,
 }
 
 
-KINDS = [(by, several) for by in WRITERS for several in (False, True) if not (several and by in ("v0_standard", "v0_pytree"))]
+KINDS = [
+    (by, several) for by in WRITERS for several in (False, True) if not (several and by in ("v0_standard", "v0_pytree", "v0_plain"))
+]
 
 
 @pytest.mark.parametrize(("by", "several"), KINDS, ids=[f"{by}-{'several' if several else 'one'}" for by, several in KINDS])

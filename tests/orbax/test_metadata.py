@@ -24,14 +24,13 @@ from typer.testing import CliRunner
 import raystate
 from raystate.cli import app
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
-from raystate.core.formats.tree import ArraySpec, Package
+from raystate.core.formats.tree import ArraySpec
 from raystate.inspection.boxes import boxes_of
 from raystate.orbax import kv
 from raystate.orbax.stored import stored_values
-from raystate.storage import StepFolder, open_storage
 from raystate.transfer import import_steps, open_source
 from tests.model.world import Rank, World
-from tests.orbax.published import CUSTOM, METRICS, SHARDING, publish
+from tests.orbax.published import CUSTOM, METRICS, SHARDING, committed
 from tests.orbax.state_example import array, bits
 
 
@@ -39,11 +38,7 @@ from tests.orbax.state_example import array, bits
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Step 7 with its package."""
     root = tmp_path_factory.mktemp("run")
-    folder, files, objects = publish(root, 7, "a1k7")
-    for path in [path for path in folder.rglob("*") if path.is_file() and "process_a6k9" in str(path)]:
-        path.unlink()  # the stranger's
-    package = Package(step=7, save="a1k7", run="lm", files=files, objects=tuple(objects))
-    StepFolder(open_storage(root), 7, "a1k7").put_package(package)
+    committed(root, 7)
     return root
 
 

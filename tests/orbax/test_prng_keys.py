@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +18,11 @@ from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismat
 from raystate.core.formats.tree import TreeSpec
 from raystate.orbax.step_metadata import parse_key_impls
 from tests.orbax import from_state
+from tests.orbax.conftest import run_stock
 from tests.orbax.from_state import Source, reader_of
 from tests.orbax.stock_keys import keyed, shown
-from tests.patience import PATIENCE_S
 
 IMPLS = {"key": "threefry2x32", "many.rbg": "rbg", "dropout.rngs.key": "threefry2x32"}
-
-
-def stock(asked: dict[str, Any]) -> dict[str, Any]:
-    program = Path(__file__).with_name("stock_keys.py")
-    done = subprocess.run(
-        [sys.executable, program, json.dumps(asked)], capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def publish(root: Path, tree: Any, step: int = 5) -> TreeSpec:
@@ -58,12 +47,12 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("stock")
-    assert stock({"write": str(root)})["expected"] == shown(keyed())
+    assert run_stock("stock_keys.py", {"write": str(root)})["expected"] == shown(keyed())
     return root
 
 
 def test_stock_orbax_restores_our_keys_on_another_topology(ours: Path):
-    got = stock({"read": str(ours), "step": 5})
+    got = run_stock("stock_keys.py", {"read": str(ours), "step": 5})
     assert got["expected"] == shown(keyed())
     assert sorted(got["read"]) == ["v0 with target", "v0 without target", "v1 with target"]
     for what, found in got["read"].items():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -24,6 +22,7 @@ from raystate.orbax.step_reader import StepReader
 from raystate.orbax.writer import write_item
 from raystate.storage import open_storage
 from raystate.storage.names import save_of
+from tests.orbax.conftest import run_stock
 from tests.orbax.published import CUSTOM, JSON_ITEM, METRICS, SHARDING, kv_base, notes_tree, pieces, publish, state_tree
 from tests.orbax.state_example import ARRAYS, SCALARS, array, bits
 from tests.patience import PATIENCE_S
@@ -34,15 +33,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("published")
     publish(root)
     return root
-
-
-def stock(asked: dict[str, Any]) -> dict[str, Any]:
-    program = Path(__file__).with_name("stock_orbax.py")
-    done = subprocess.run(
-        [sys.executable, program, json.dumps(asked)], capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def reader_of(root: Path, step: str = "1200", **kw: Any) -> StepReader:
@@ -60,7 +50,7 @@ def whole(reader: StepReader, item: str) -> dict[str, np.ndarray]:
 
 
 def test_stock_orbax_reads_it_bit_for_bit(root: Path):
-    got = stock({"read": str(root), "step": 1200})["read"]
+    got = run_stock("stock_orbax.py", {"read": str(root), "step": 1200})["read"]
     assert len(got["done"]) == 7
     assert got["steps"] == [1200] and got["best_step"] == 1200
     assert got["metrics"] == METRICS and got["custom"] == CUSTOM and got["vocabulary"] == JSON_ITEM
@@ -81,7 +71,7 @@ def test_grain_reads_its_iterator(tmp_path: Path):
     for _ in range(5):
         next(iterator)
     publish(tmp_path, iterators={"data": {0: json.dumps(iterator.get_state()).encode()}}, world=1)
-    assert stock({"grain": str(tmp_path), "step": 1200})["grain"] == [int(next(iterator)) for _ in range(3)]
+    assert run_stock("stock_orbax.py", {"grain": str(tmp_path), "step": 1200})["grain"] == [int(next(iterator)) for _ in range(3)]
 
 
 # ---------------------------------------------------------------- StepReader
@@ -176,36 +166,8 @@ def test_a_flipped_bit_is_refused_by_us_and_by_stock_orbax(root: Path, tmp_path:
     with pytest.raises(CorruptCheckpointError, match=r"'opt\.0\.mu' of item 'state' of step 1200.*DATA_LOSS") as caught:
         reader.read("state", [(leaf, (0, 0), (64, 32))])
     assert (caught.value.step, caught.value.item, caught.value.path) == (1200, "state", "opt.0.mu")
-    said = stock({"damaged": [str(copy), str(root)]})["damaged"]
+    said = run_stock("stock_orbax.py", {"damaged": [str(copy), str(root)]})["damaged"]
     assert "DATA_LOSS" in said[str(copy)] and said[str(root)] == ""
-
-
-def test_a_small_value_and_a_manifest_are_covered_too(root: Path, tmp_path: Path):
-    """Chunks below 1 KiB lie in B-tree nodes, which carry checksums of their own."""
-    copy = tmp_path / "copy"
-    shutil.copytree(root, copy)
-    [nodes] = copy.glob("1200/state/d/a7k1*")
-    data = bytearray(nodes.read_bytes())
-    data[len(data) // 2] ^= 1
-    nodes.write_bytes(data)
-    with pytest.raises(CorruptCheckpointError, match="step 1200"):
-        whole(reader_of(copy), "state")
-    manifest = copy / "1200/notes/manifest.ocdbt"
-    data = bytearray(manifest.read_bytes())
-    data[len(data) // 2] ^= 1
-    manifest.write_bytes(data)
-    with pytest.raises(CorruptCheckpointError, match="step 1200"):
-        whole(reader_of(copy), "notes")
-
-
-@pytest.mark.parametrize("lost", ["manifest.ocdbt", "ocdbt.process_a7k1h1/d"])
-def test_a_lost_file_is_an_error_not_zeros(root: Path, tmp_path: Path, lost: str):
-    copy = tmp_path / "copy"
-    shutil.copytree(root, copy)
-    path = copy / "1200/state" / lost
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(CorruptCheckpointError, match="step 1200"):
-        whole(reader_of(copy), "state")
 
 
 def test_a_missing_chunk_is_an_error_not_zeros(root: Path, tmp_path: Path):

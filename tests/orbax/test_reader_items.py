@@ -175,6 +175,14 @@ def test_plain_files_tell_their_sizes(written: Path):
     assert ts.open(array.spec()).result()[0, 0].read().result() == 7
 
 
+def test_a_lost_chunk_of_a_tree_in_plain_files_is_damage(written: Path, tmp_path: Path):
+    """Zarr gives its fill value for it."""
+    shutil.copytree(written / "early", tmp_path / "run")
+    next((tmp_path / "run/w").glob("[0-9]*")).unlink()
+    with pytest.raises(CorruptCheckpointError, match="'w'"):
+        raystate.load(tmp_path / "run")
+
+
 @pytest.mark.parametrize("lost", ["3/default/_METADATA", "3/default/_METADATA and package"])
 def test_a_state_that_has_lost_its_metadata_is_damage(written: Path, tmp_path: Path, lost: str):
     shutil.copytree(written / "plain", tmp_path / "run")
@@ -306,19 +314,6 @@ def test_steps_that_orbax_wrote_until_2024_are_read_where_stock_reads_them(tmp_p
     assert raystate.Reader(tmp_path / "run").all_steps() == [4, 5]
     (tmp_path / "steps/.raystate").mkdir()
     assert reader.all_steps() == [], "in a run's folder the marker decides"
-
-
-def test_files_of_flax_are_refused(tmp_path: Path):
-    for step in (5, 10, 15, 20, 25):
-        (tmp_path / f"checkpoint_{step}").write_bytes(b"\x81\xa1w\xc4")
-    with pytest.raises(ConfigError, match=r"'checkpoint_10', 'checkpoint_15', 'checkpoint_20' and more"):
-        claim(open_storage(tmp_path))
-
-
-def test_the_folder_of_one_checkpoint_is_no_place_for_a_run(written: Path):
-    for path in ("plain/3", "bare", "plain/3/default", "v1"):
-        with pytest.raises(ConfigError, match="is the folder of one checkpoint"):
-            claim(open_storage(written / path))
 
 
 def test_what_is_no_checkpoint_is_none(tmp_path: Path):
