@@ -18,10 +18,9 @@ from raystate.core.coordinator import journal
 from raystate.core.formats.entries import PlannedEntry
 from raystate.core.formats.log import key_of
 from raystate.core.formats.messages import Appended, LogEntry
-from raystate.core.formats.tree import Package
 from raystate.runtime import storing
-from raystate.storage import ObjectInfo, RunLog, StepFolder, Storage, garbage, steps
-from raystate.storage.names import MARKER, STATE, attempt_of
+from raystate.storage import RunLog, garbage, steps
+from raystate.storage.names import MARKER, attempt_of
 from tests.storage.crash_sweep import HISTORIES, faults, record, representatives, strike
 from tests.storage.mortal import Fault
 from tests.storage.stages import ALL, BACKENDS, SEED, Fresh, stage
@@ -66,44 +65,6 @@ def _marker_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps, "marker_last", lambda name: (name != MARKER, name))
 
 
-def _package_after_the_commit(patch: pytest.MonkeyPatch) -> None:
-    put, append = StepFolder.put_package, RunLog.append
-    waiting: list[tuple[StepFolder, Package]] = []
-
-    def late(self: RunLog, entry: LogEntry, *, needs: Sequence[str] = ()) -> Appended:
-        del needs  # and nobody asks whether it is there
-        outcome = append(self, entry)
-        for folder, package in waiting:
-            if folder.storage is self._storage:
-                put(folder, package)
-        waiting.clear()
-        return outcome
-
-    patch.setattr(StepFolder, "put_package", lambda self, package: waiting.append((self, package)))
-    patch.setattr(RunLog, "append", late)
-
-
-def _marker_removed_last(patch: pytest.MonkeyPatch) -> None:
-    def retire(self: StepFolder, found: list[ObjectInfo], aside: bool) -> None:
-        for info in sorted(found, key=lambda info: info.name.endswith(f"/{MARKER}")):
-            self.storage.delete(info.name)
-
-    patch.setattr(StepFolder, "_retire_objects", retire)
-
-
-def _removed_in_place(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepFolder, "_retire_directory", lambda self, aside: self.storage.delete_tree(self.name))
-
-
-def _assembled_in_place(patch: pytest.MonkeyPatch) -> None:
-    def publish(self: StepFolder, package: Package) -> None:
-        for info in self.storage.list(self.write_prefix):
-            self.storage.copy(info.name, info.name.replace(self.write_prefix, self.name))
-        steps.remove_work(self.storage, self.step, str(self.save))
-
-    patch.setattr(StepFolder, "_publish_directory", publish)
-
-
 def _intents_forgotten(patch: pytest.MonkeyPatch) -> None:
     arrived = journal.Journal._arrived
 
@@ -117,18 +78,6 @@ def _intents_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def _garbage_of_the_living(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(garbage, "attempt_of", lambda save: None if attempt_of(save) is None else -1)
-
-
-def _bytes_not_compared(patch: pytest.MonkeyPatch) -> None:
-    compare = Storage.create_or_same
-
-    def create(self: Storage, name: str, data: bytes) -> None:
-        if name.startswith(STATE):
-            compare(self, name, data)
-        else:
-            self.create(name, data)
-
-    patch.setattr(Storage, "create_or_same", create)
 
 
 def _base_after_its_entry(patch: pytest.MonkeyPatch) -> None:
@@ -173,19 +122,6 @@ MISTAKES = {
     "the marker comes first": Mistake(
         plant=_marker_first, backend="memory", where="create", says="visible means complete: .* is missing"
     ),
-    "the package comes after the commit entry": Mistake(
-        plant=_package_after_the_commit, backend="directory", where="create", says="is committed and has no package"
-    ),
-    "the marker goes last": Mistake(
-        plant=_marker_removed_last, backend="memory", where="delete", says="visible means complete: .* is missing"
-    ),
-    "removed in its place": Mistake(
-        plant=_removed_in_place, backend="directory", where="delete_tree", says="visible means complete"
-    ),
-    "assembled in its place": Mistake(plant=_assembled_in_place, backend="directory", where="copy", says="visible means complete"),
-    "a takeover forgets open intents": Mistake(
-        plant=_intents_forgotten, backend="memory", where="create", says="lost: .* is published in the log"
-    ),
     "a base comes after the entry that names it": Mistake(
         plant=_base_after_its_entry, backend="directory", where="create", says="names the base .*, which nobody has written"
     ),
@@ -194,9 +130,6 @@ MISTAKES = {
     ),
     "garbage of the living": Mistake(
         plant=_garbage_of_the_living, backend="directory", where="sweep", says="waits for the save of step 10 for ever"
-    ),
-    "a lost answer is taken for somebody else's file": Mistake(
-        plant=_bytes_not_compared, backend="memory", where="create", says="waits for the save of step 10 for ever"
     ),
     "the machine hears of no error": Mistake(
         plant=_errors_kept_back, backend="memory", where="create", says="is committed and has no package"

@@ -71,17 +71,9 @@ def test_s3_refuses_a_range_of_an_object_without_bytes(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", [name for name in BUCKETS if name != "memory"])
-@pytest.mark.parametrize(
-    ("file", "error", "why"),
-    [
-        ("_CHECKPOINT_METADATA", CorruptCheckpointError, "is too large; an object that is read whole has at most"),
-        ("state/_METADATA", CorruptCheckpointError, "is too large; an object that is read whole has at most"),
-        ("state/manifest.ocdbt", CorruptCheckpointError, "state/manifest.ocdbt has 1,048,577 bytes, at most 1,048,576 are read"),
-    ],
-)
-def test_a_step_of_other_peoples_whose_small_files_fill_the_memory(
-    name: str, file: str, error: type[Exception], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_step_of_other_peoples_whose_manifest_fills_the_memory(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """TensorStore reads it; what we read ourselves is refused above."""
+    file = "state/manifest.ocdbt"
     written = tmp_path / "3"
     raystate.save(written, {"w": np.arange(4.0)})
     for module in (objects, gcs, step_files):
@@ -92,6 +84,6 @@ def test_a_step_of_other_peoples_whose_small_files_fill_the_memory(
             if path.is_file():
                 storage.create(f"3/{inside}", bytes(LIMIT_BYTES + 1) if inside == file else path.read_bytes())
                 storage.create(f"4/{inside}", path.read_bytes())
-        with pytest.raises(error, match=why):
+        with pytest.raises(CorruptCheckpointError, match=f"{file} has 1,048,577 bytes, at most 1,048,576 are read"):
             raystate.load(f"{storage.url}/3")
         assert np.array_equal(raystate.load(f"{storage.url}/4")["w"], np.arange(4.0))

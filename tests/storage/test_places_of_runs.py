@@ -127,20 +127,3 @@ def test_a_storage_that_is_unfit_is_left_as_it_was(storage: Storage, begun: bool
     ):
         storage.self_test()
     assert everything(storage) == before
-
-
-def test_a_save_that_is_refused_leaves_nothing(tmp_path: Path):
-    raystate.save(tmp_path / "one", {"w": np.ones(2)})
-    begin(open_storage(tmp_path / "run"))
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "steps/1").mkdir(parents=True)
-    (tmp_path / "steps/1/notes.txt").write_text("mine")
-    before = everything(open_storage(tmp_path / "one"))
-    for place, overwrite in (
-        ("one", False), ("one/state/x", True), ("run", True), ("run/7", False), ("run/.raystate/x", False), ("empty", False),
-        ("steps", True), ("steps/1", True), ("steps/1/notes.txt", True), ("steps/1/notes.txt/x", False),
-    ):  # fmt: skip
-        with pytest.raises(raystate.RaystateError):
-            raystate.save(tmp_path / place, {"w": np.zeros(2)}, overwrite=overwrite)
-        assert everything(open_storage(tmp_path / "one")) == before, place
-    assert raystate.load(tmp_path / "one")["w"].tolist() == [1.0, 1.0]

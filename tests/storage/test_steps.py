@@ -50,23 +50,6 @@ def test_the_whole_life_of_a_step(storage: Storage):
     assert tree(storage) == {}
 
 
-def test_everything_twice(storage: Storage):
-    package, data = a_package()
-    folder = write_data(storage, package, data)
-    for _ in range(2):
-        folder.assemble(package)
-    for _ in range(2):
-        folder.put_package(package)
-    for _ in range(3):
-        folder.publish(package)
-        assert tree(storage, str(STEP)) == step_tree(package, data)
-    for _ in range(2):
-        folder.retire()
-        assert tree(storage) == {}
-    for _ in range(2):
-        folder.discard()
-
-
 def test_what_others_put_at_the_place_of_a_step(storage: Storage):
     """An empty folder is in nobody's way. Anything else is named, and when it has been moved away the step is published."""
     if not storage.is_directory:
