@@ -124,7 +124,6 @@ _LONGEST = (
     "cluster/test_isolation.py",
     "cluster/test_preemption.py",
     "cluster/test_reshard.py",
-    "cluster/test_damage.py",
 )
 # Left to `make test-more`: `make test` shows each room in five minutes. Single tests of other files have the mark themselves.
 _MORE = (
