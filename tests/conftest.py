@@ -128,7 +128,9 @@ _LONGEST = (
 # Left to `make test-more`: `make test` shows each room in five minutes. Single tests of other files have the mark themselves.
 _MORE = (
     "actors/test_whose_ray.py",
+    "arrays/test_memory.py",
     "arrays/test_processes.py",
+    "cli/test_import_again.py",
     "compat/test_flax_on_gcs.py",
     "compat/test_flax_several.py",
     "compilation/test_every_rank.py",
@@ -147,7 +149,11 @@ _MORE = (
     "jobs/test_lm_train.py",
     "jobs/test_quickstart.py",
     "model/test_away.py",
+    "model/test_ctrl_c.py",
+    "model/test_pace.py",
     "model/test_rehearse_command.py",
+    "orbax/test_adoption.py",
+    "orbax/test_any_state.py",
     "package/test_accelerator.py",
     "reshard/test_memory.py",
     "reshard/test_reshard.py",

@@ -123,14 +123,6 @@ def test_an_exception_that_does_not_pickle_is_told_as_it_is(config: raystate.Sta
     assert causes == ["raised Torn: a.txt: gone", "raised Holds: holds a lock"]
 
 
-@pytest.mark.long
-def test_it_is_told_under_the_callback_too(config: raystate.StateConfig, tmp_path: Path) -> None:
-    from ray.train import TrainingFailedError
-
-    with pytest.raises(TrainingFailedError, match="raised Holds: holds a lock"):
-        fit_with_callback(raises_what_does_not_pickle, config, tmp_path / "out", max_failures=2)
-
-
 def dies_after_a_step_was_lost(config: dict[str, Any]) -> None:
     """Something that the user has put there is in the way of step 2."""
     _start(config)

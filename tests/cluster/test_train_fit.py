@@ -205,28 +205,6 @@ def test_a_standby_process_that_has_died_is_not_used(place: Place, monkeypatch: 
     assert (recovery.attempt, recovery.workers) == (2, 2)
 
 
-def _interrupted_then_raise_on_rank_1(config: dict[str, Any]) -> None:
-    import jax
-    from jax.experimental import multihost_utils
-
-    context = _begin(config)
-    if not context.restarts:
-        raise raystate.Interrupted("the node goes away", step=3)
-    if context.rank == 1:
-        raise KeyError("the user's mistake")
-    multihost_utils.process_allgather(jax.numpy.int32(1))  # rank 0 waits for rank 1
-
-
-@pytest.mark.long
-def test_gives_up_with_the_users_exception_and_does_not_count_interruptions(place: Place) -> None:
-    with pytest.raises(raystate.RunFailedError, match=r"1 failed attempt.*rank 1 raised KeyError") as caught:
-        raystate.fit(_interrupted_then_raise_on_rank_1, place.config, max_failures=1, **place.arguments())
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert caught.value.rank == 1
-    assert any("_interrupted_then_raise_on_rank_1" in note for note in caught.value.__cause__.__notes__)
-    assert len(_groups(place.said("start"))) == 2, "an interruption doesn't count"
-
-
 def _interrupted_once(config: dict[str, Any]) -> str:
     context = _begin(config)
     if not context.restarts:
