@@ -18,9 +18,10 @@ SMALL_STAMP := $(VENV)/.small-$(SUM)
 # No cluster, no program that trains, no server: processes that keep to a core each.
 FIRST := $(addprefix tests/,actors arena arrays cli compat config orbax package record testing)
 TIMED := tests/timed
-# Each of these starts processes of Ray, for 10 to 100 s of two cores: `make test` has the kill of a script, `make test-ray` the others.
+# Each of these starts processes of Ray, for 10 to 100 s of two cores: `make test` has the kill of a script, and
+# what decides on a restart, `make test-ray` the others.
 RAY := tests/cluster tests/programs tests/docs/test_examples_on_ray.py
-KILL := tests/cluster/test_sharing.py
+KILL := $(addprefix tests/cluster/,test_sharing.py test_train_policy.py)
 # Processes, servers and disks, but hardly a cluster.
 REST := $(addprefix tests/,compilation damage docs gcs jobs power reshard sim storage) $(KILL) --ignore=tests/docs/test_examples_on_ray.py
 LATER := $(addprefix --ignore=,tests/house tests/core $(FIRST) $(TIMED))  # have a target of their own
@@ -65,7 +66,7 @@ test-more: $(STAMP)
 
 # All that trains on Ray: real deaths, drills, other people's programs, the pages of the documents.
 test-ray: $(STAMP)
-	$(PYTEST) $(BY_FILE) -rP $(RAY) --ignore=$(KILL) $(ARGS)
+	$(PYTEST) $(BY_FILE) -rP $(RAY) $(addprefix --ignore=,$(KILL)) $(ARGS)
 
 # What these leave out: more deaths of real processes, more programs.
 test-long: $(STAMP)
