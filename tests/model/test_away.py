@@ -61,8 +61,6 @@ def test_no_promise_is_lost_by_it(strike: Callable[[World, float], None], nodes:
             assert manager.save(step, state(step))
         manager.close()
 
-    try:
+    with world:
         world.run([Rank(world, number, trains) for number in range(2)])
         assert raystate.Reader(world.config.storage).all_steps() == list(range(1, STEPS + 1))
-    finally:
-        world.close()

@@ -32,12 +32,10 @@ def test_removed_step_folders_are_told_with_the_way_out() -> None:
         with pytest.raises(CorruptCheckpointError, match=r"no step of the run can be restored: .*`raystate rm STORAGE`"):
             manager.restore(state)
 
-    try:
+    with world:
         first = Rank(world, 0, script)
         world.run([first])
         first.kill()
         world.kill_coordinator()
         remove_run(open_storage(storage))
         assert not Path(storage.removeprefix("file://")).exists()
-    finally:
-        world.close()

@@ -40,16 +40,8 @@ def test_a_restore_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         assert restored is not None
         assert (restored.step, restored.tier) == (1, "memory")
 
-    try:
-        ranks = [Rank(world, number, trains) for number in range(2)]
-        world.run(ranks)
-        for rank in ranks:
-            rank.kill()
+    with world:
+        world.play(trains, 2)
         calls.clear()
-        ranks = [Rank(world, number, comes_back) for number in range(2)]
-        world.run(ranks)
-        for rank in ranks:
-            rank.kill()
-    finally:
-        world.close()
+        world.play(comes_back, 2)
     assert len(calls) <= 2 * MOST, calls

@@ -15,11 +15,8 @@ from tests.model.world import Rank, World
 
 def play(script: Callable[[Rank], None]) -> None:
     """One rank with this script, in a run of its own."""
-    world = World(1, ranks=1, nodes=1, save_every_steps=100)
-    try:
+    with World(1, ranks=1, nodes=1, save_every_steps=100) as world:
         world.play(script)
-    finally:
-        world.close()
 
 
 def test_each_save_that_is_not_refused_counts():

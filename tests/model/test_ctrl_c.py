@@ -29,11 +29,9 @@ LARGE = 200_000
 
 def played(world: World, *scripts: Callable[[Rank], None]) -> None:
     """One after the other, in a world that ends then."""
-    try:
+    with world:
         for script in scripts:
             world.play(script)
-    finally:
-        world.close()
 
 
 def state(step: int, size: int = 100) -> dict[str, Any]:

@@ -36,15 +36,9 @@ def test_the_last_step_is_durable_after_a_clean_exit_only(code: Any, durable: li
         with pytest.raises(SystemExit):
             train(rank, code)
 
-    world = World(1, ranks=2, nodes=1, save_every_steps=100)
-    try:
-        members = [Rank(world, number, script) for number in range(2)]
-        world.run(members)
+    with World(1, ranks=2, nodes=1, save_every_steps=100) as world:
+        world.play(script, 2)
         assert raystate.Reader(world.config.storage).all_steps() == durable
-        for member in members:
-            member.kill()
-    finally:
-        world.close()
 
 
 def test_rays_own_way_to_end_a_process_is_no_clean_exit():

@@ -53,7 +53,7 @@ def test_who_asks_is_told_and_a_death_ends_the_promise(asks: bool) -> None:
         assert restored is not None and restored.step == LAST
         manager.close()
 
-    try:
+    with world:
         world.play(dies)
         missing = [step for step in LOST if step not in seen]
         assert len(missing) > 3, "some gave way on the devices, some in host memory"
@@ -62,9 +62,6 @@ def test_who_asks_is_told_and_a_death_ends_the_promise(asks: bool) -> None:
         lost = given_up(open_storage(world.config.storage))
         assert lost is not None
         assert [one.step for one in lost] == missing
-    finally:
-        world.storage.out = False
-        world.close()
 
 
 def test_save_makes_no_remote_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +94,5 @@ def test_save_makes_no_remote_call(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(StorageError, match="not durable"):
             manager.close()
 
-    try:
+    with world:
         world.play(script, world.ranks)
-    finally:
-        world.close()

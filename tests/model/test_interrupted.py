@@ -40,7 +40,7 @@ def test_a_notice_after_a_step_that_was_lost(comes_back: bool) -> None:
         except raystate.Interrupted as error:
             stopped[rank.number] = (error.step, error)
 
-    try:
+    with world:
         world.run([Rank(world, number, trains) for number in range(2)])
         assert sorted(stopped) == [0, 1]
         (step, error), (other, _) = stopped[0], stopped[1]
@@ -49,9 +49,6 @@ def test_a_notice_after_a_step_that_was_lost(comes_back: bool) -> None:
         assert "not durable" in str(error) and "step 10" in str(error)
         durable = raystate.Reader(world.config.storage).latest_step()
         assert (durable == step) is comes_back
-    finally:
-        world.storage.out = False
-        world.close()
 
 
 def test_a_loop_that_is_left_where_it_should_stop_does_not_look_finished() -> None:
@@ -86,7 +83,7 @@ def test_a_loop_that_is_left_where_it_should_stop_does_not_look_finished() -> No
         found.append(restored.step)
         manager.close()
 
-    try:
+    with world:
         world.run([Rank(world, number, trains) for number in range(2)])
         assert sorted(closed) == [0, 1]
         assert left_at[0] == left_at[1]
@@ -96,5 +93,3 @@ def test_a_loop_that_is_left_where_it_should_stop_does_not_look_finished() -> No
         world.crashed = False
         world.run([Rank(world, number, goes_on) for number in range(2)])
         assert found == [left_at[0] - 1] * 2
-    finally:
-        world.close()

@@ -37,11 +37,9 @@ def test_a_report_that_is_written_late_does_not_make_the_folder_again(monkeypatc
 
     world = World(1, ranks=1, nodes=1, save_every_steps=1)
     folder = Path(world.config.storage.removeprefix("file://")).parent
-    try:
+    with world:
         world.play(trains)
         assert not goes_on.is_set()
-    finally:
-        world.close()
     goes_on.set()
     for thread in threading.enumerate():
         if thread.name == "raystate-ledger":

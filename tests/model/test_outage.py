@@ -36,7 +36,7 @@ def test_a_run_goes_on_from_memory_although_its_storage_is_a_file_now() -> None:
         assert restored is not None
         found.append(restored)
 
-    try:
+    with world:
         world.play(trains)
         storage.rename(aside := storage.with_name("aside"))
         storage.write_text("storage is out\n")
@@ -45,9 +45,6 @@ def test_a_run_goes_on_from_memory_although_its_storage_is_a_file_now() -> None:
         assert (found[0].step, found[0].tier) == (1, "memory")
         storage.unlink()
         aside.rename(storage)
-    finally:
-        world.storage.out = False
-        world.close()
 
 
 def test_a_close_in_an_outage_names_every_step_that_it_cannot_keep() -> None:
@@ -70,10 +67,7 @@ def test_a_close_in_an_outage_names_every_step_that_it_cannot_keep() -> None:
         with contextlib.suppress(raystate.StorageError):  # what has given way meanwhile is lost
             manager.close()
 
-    try:
+    with world:
         world.play(trains)
-    finally:
-        world.storage.out = False
-        world.close()
     assert len(promised) == 4
     assert named[0] >= {*promised}

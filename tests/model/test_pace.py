@@ -152,10 +152,8 @@ def costs(every: int, begin: Callable[[World], None], *, ranks: int, slots: int 
         except raystate.StorageError as error:
             lost.append(str(error))
 
-    try:
+    with world:
         world.play(trains, ranks)
-    finally:
-        world.close()
     return found, "".join(lost)
 
 

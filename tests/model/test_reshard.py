@@ -38,12 +38,7 @@ def world() -> Iterator[World]:
 def play(world: World, ranks: int, group: str, script: Any) -> None:
     """A group of so many ranks from its start to its death."""
     world.ranks = ranks
-    playing = [Rank(world, number, lambda rank: script(rank, rank.open(group))) for number in range(ranks)]
-    try:
-        world.run(playing)
-    finally:
-        for rank in playing:
-            rank.kill()
+    world.play(lambda rank: script(rank, rank.open(group)), ranks)
 
 
 def save(world: World, *, durable: bool) -> None:

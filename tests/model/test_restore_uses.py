@@ -318,11 +318,8 @@ def test_what_cannot_be_initialized_is_told(init_fn: Any, shardings: Any, field:
         assert manager.restore_or_init(lambda: {"w": jnp.zeros(8)}).tier == "init", "nothing is lost by the mistake"
         manager.close()
 
-    world = World(1, ranks=1, nodes=1)
-    try:
+    with World(1, ranks=1, nodes=1) as world:
         world.play(script)
-    finally:
-        world.close()
 
 
 class Broken:
@@ -408,11 +405,8 @@ def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_st
         manager.close()
         assert manager.all_steps() == [5, 8]
 
-    world = World(1, ranks=2, nodes=2, save_every_steps=100)
-    try:
+    with World(1, ranks=2, nodes=2, save_every_steps=100) as world:
         world.play(script, ranks=2)
-    finally:
-        world.close()
     assert tried
 
 
@@ -703,11 +697,8 @@ def test_a_closed_manager_keeps_nothing_of_the_state():
         closed.append(manager)
         rank.manager = None
 
-    world = World(1, ranks=1, nodes=1, save_every_steps=100)
-    try:
+    with World(1, ranks=1, nodes=1, save_every_steps=100) as world:
         world.play(script)
-    finally:
-        world.close()
     del world
     gc.collect()
     assert not [array for array in jax.live_arrays() if array.shape == (512, 1024)]

@@ -36,11 +36,8 @@ def steps_on_disk(world: World) -> list[int]:
 
 
 def play(script: Any) -> None:
-    world = World(1, ranks=1, nodes=1, save_every_steps=2, keep_last=9)
-    try:
+    with World(1, ranks=1, nodes=1, save_every_steps=2, keep_last=9) as world:
         world.play(script)
-    finally:
-        world.close()
 
 
 def test_a_linen_train_state_and_the_kinds_of_its_leaves():

@@ -110,10 +110,8 @@ BY_STEP = {
 @pytest.mark.parametrize("name", BY_STEP)
 def test_the_steps_of_a_policy_are_those_that_orbax_would_save(name: str):
     run = Run(BY_STEP[name])
-    try:
+    with run.world:
         assert run.train() == of_orbax(BY_STEP[name])
-    finally:
-        run.world.close()
 
 
 @pytest.mark.parametrize("every", [1, 7])
@@ -121,31 +119,25 @@ def test_the_steps_of_a_policy_are_those_that_orbax_would_save(name: str):
 def test_continuous_saves_are_agreed_on(seed: int, every: int):
     run = Run(cm.ContinuousCheckpointingPolicy(), seed, save_timeout_s=600.0)
     run.world.slow = True  # storage
-    try:
+    with run.world:
         often = run.train(last=60 * every, step_s=0.5 / every, every=every)
-    finally:
-        run.world.close()
     assert len(often) >= 2, "as often as storage is free"
     assert not run.under_way, "never while a save is under way"
 
 
 def test_continuous_saves_keep_their_interval():
     run = Run(cm.ContinuousCheckpointingPolicy(minimum_interval_secs=0.5))  # pyright: ignore[reportArgumentType] # seconds are seconds
-    try:
+    with run.world:
         promised = run.train(last=60)
-    finally:
-        run.world.close()
     assert len(promised) >= 2
     assert all(b - a >= 0.5 / 2 for a, b in itertools.pairwise(run.promised_s)), "about half a second"
 
 
 def test_a_run_that_has_a_step_saves_no_first_one_again():
     run = Run(cm.InitialSavePolicy())
-    try:
+    with run.world:
         assert run.train(1, 5, close=False) == [1]
         assert run.train(6, 9) == []
-    finally:
-        run.world.close()
 
 
 @pytest.mark.parametrize(
@@ -178,10 +170,8 @@ def test_a_first_save_that_is_lost_is_made_later_and_a_given_step_is_not(policy:
         durable[:] = manager.all_steps()
         manager.close()
 
-    try:
+    with run.world:
         run.world.run([Rank(run.world, number, script) for number in range(2)])
-    finally:
-        run.world.close()
     assert promised[0] == promised[1]
     if again:
         assert durable == promised[0][-1:], "the first one that could be made, and no other"

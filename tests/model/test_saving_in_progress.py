@@ -20,11 +20,8 @@ def state(step: int) -> dict[str, Any]:
 
 
 def play(world: World, script: Callable[[Rank], None]) -> None:
-    try:
+    with world:
         world.play(script, world.ranks)
-    finally:
-        world.storage.out = world.stuck = False
-        world.close()
 
 
 def until_decided(rank: Rank, manager: raystate.StateManager) -> None:

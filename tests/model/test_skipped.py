@@ -37,14 +37,9 @@ def back_at(leave: Callable[[int, Any], Any], *, ranks: int = 1, state: Callable
         assert restored is not None
         found.append((restored.step, restored.tier, float(restored.state["w"][0])))
 
-    try:
+    with world:
         for script in (train, again):
-            members = [Rank(world, number, script) for number in range(ranks)]
-            world.run(members)
-            for member in members:
-                member.kill()
-    finally:
-        world.close()
+            world.play(script, ranks)
     assert len(set(found)) == 1
     return found[0]
 

@@ -36,10 +36,8 @@ def test_a_look_that_fails_or_is_not_waited_for():
         found.append(_later(coordinator.look(status_of), rank))
         manager.close()
 
-    try:
+    with world:
         world.run([Rank(world, 0, script)])
-    finally:
-        world.close()
     assert [type(error) for error in errors] == [ZeroDivisionError]
     assert [one.training for one in found] == [True, True]
     assert found[1].durable_step == 1

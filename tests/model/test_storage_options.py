@@ -80,7 +80,7 @@ def same(found: Any) -> None:
 @pytest.mark.parametrize("level", [1, 19])
 def test_small_compressed_chunks_in_small_files(level: int):
     world = saved(zstd_level=level, chunk_bytes=8192, file_bytes=MIB)
-    try:
+    with world:
         run = world.config.storage
         found = stores(run)
         assert {tuple(codecs(store)) for store in found.values()} == {("bytes", "zstd", "crc32c")}
@@ -96,8 +96,6 @@ def test_small_compressed_chunks_in_small_files(level: int):
         _flip(data_files(run)[0])
         with pytest.raises(raystate.CorruptCheckpointError):
             raystate.load(run, STATE)
-    finally:
-        world.close()
 
 
 def _flip(path: Path) -> None:
@@ -108,14 +106,12 @@ def _flip(path: Path) -> None:
 
 def test_by_default_nothing_is_compressed():
     world = saved()
-    try:
+    with world:
         found = stores(world.config.storage)
         assert {tuple(codecs(store)) for store in found.values()} == {("bytes", "crc32c")}
         assert {name: chunk_bytes(found[name]) for name in ("zeros", "noise")} == {"zeros": MIB, "noise": 2 * MIB}
         assert sum(sizes(world.config.storage)) > STATE["noise"].nbytes + STATE["zeros"].nbytes
         same(raystate.load(world.config.storage, STATE))
-    finally:
-        world.close()
 
 
 def test_compressed_chunks_count_as_memory_for_writing():

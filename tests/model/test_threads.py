@@ -80,11 +80,9 @@ def _play(seed: int, call: Callable[[raystate.StateManager, int], Any], how: str
             lost = [step for step in promised if step not in published and step >= min(published)]
             assert all(re.search(rf"\bstep {step}\b", said) for step in lost), (promised, published, said)
 
-    try:
+    with world:
         world.play(script)
         assert not world.crashed
-    finally:
-        world.close()
 
 
 def test_who_closes_behind_another_thread_hears_of_it_and_waits_once(
@@ -111,7 +109,5 @@ def test_who_closes_behind_another_thread_hears_of_it_and_waits_once(
         assert len(re.findall(f"WARNING.*{told}", caplog.text)) == 2, "each once"
         rank.rest_until(lambda: beside.finished, 2 * limit_s)
 
-    try:
+    with world:
         world.play(script)
-    finally:
-        world.close()

@@ -18,14 +18,8 @@ from tests.orbax.listening import listening
 
 
 def run(script: Any, *, ranks: int = 1, **config: Any) -> None:
-    world = World(1, ranks=ranks, nodes=1, **{"save_every_steps": 2, **config})
-    try:
-        members = [Rank(world, number, script) for number in range(ranks)]
-        world.run(members)
-        for member in members:
-            member.kill()
-    finally:
-        world.close()
+    with World(1, ranks=ranks, nodes=1, **{"save_every_steps": 2, **config}) as world:
+        world.play(script, ranks)
 
 
 @pytest.mark.parametrize(

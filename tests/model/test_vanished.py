@@ -49,13 +49,11 @@ def test_a_run_whose_files_vanish_goes_on(remove: Callable[[Path], None], seed: 
         assert found.state["w"][0] == found.step
         restored.append((found.step, found.tier))
 
-    try:
+    with world:
         world.play(trains, ranks)
         began_s = world.now_s
         world.play(goes_on, ranks)
         assert world.now_s - began_s < 10.0, "a restart waits for nobody"
-    finally:
-        world.close()
     assert promised <= durable | lost and len(lost) <= 2, (promised, durable, lost)
     assert max(durable) == STEPS, "steps become durable again"
     assert restored == [(STEPS + 1, "memory")] * ranks
@@ -86,23 +84,19 @@ def test_nobody_waits_for_a_word_that_nobody_can_read() -> None:
         assert manager.restore() is None
         assert world.now_s - began_s < 10.0
 
-    try:
+    with world:
         world.play(trains)
-    finally:
-        world.close()
 
 
 def test_a_slot_without_its_layout_is_not_adopted() -> None:
     world = World(0, ranks=1, nodes=1, save_every_steps=100)
     (host,) = world.hosts.values()
     found: list[object] = []
-    try:
+    with world:
         world.play(lambda rank: _hold(rank) and None)
         assert host.loop is not None
         the_layouts(host.loop.arena.path)
         host.crash()
         host.start()
         world.play(lambda rank: found.append(rank.open("second").restore()))
-    finally:
-        world.close()
     assert found == [None]

@@ -32,8 +32,6 @@ def test_one_rank_saves_and_the_other_does_not():
             while not waited_s:
                 rank.rest(0.1)
 
-    try:
+    with world:
         world.play(script, 2)
-    finally:
-        world.close()
     assert DEADLINE_S <= waited_s[0] <= 3 * DEADLINE_S

@@ -60,10 +60,8 @@ def play(counts: Counter[str], script: Callable[[Rank, Callable[[str], None]], N
 
         script(rank, mark)
 
-    try:
+    with world:
         world.play(of, RANKS)
-    finally:
-        world.close()
     return marks
 
 

@@ -715,6 +715,13 @@ class World:
         """What is due first. Nothing comes between since it was chosen."""
         waiting.pop(0)[1]()
 
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.storage.out = self.stuck = False
+        self.close()
+
     def close(self) -> None:
         for queue in self._workers:
             queue.dead = True
