@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,8 +19,7 @@ import raystate
 from raystate.actors.naming import coordinator_name, find_hosts, host_name
 from raystate.manager import session as _session
 from raystate.storage import run_hash
-from tests.cluster.strikes import held, pid_of
-from tests.cluster.training import wait_for
+from tests.cluster.strikes import pid_of
 from tests.patience import PATIENCE_S
 
 
@@ -102,19 +100,6 @@ def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkey
             pytest.raises(raystate.BarrierTimeoutError, match=r"rank 0 \(host \w{8}\) waited 1 s at step 7 for the other ranks"),
         ):
             wait()
-
-
-@pytest.mark.long
-def test_a_write_that_does_not_end(config: raystate.StateConfig) -> None:
-    with raystate.StateManager(config.replace(save_timeout_s=20.0)) as manager:
-        manager.restore(_state())
-        with held("writing", SimpleNamespace(error=None), before=lambda: manager.save(2, _state(2))):
-            with pytest.raises(raystate.StorageError, match=r"step 2 is not committed.* \(after \d+\.\d s\)"):
-                manager.wait_until_finished()
-            with pytest.raises(raystate.StorageError, match=r"step 2 .*host \w+ \(ranks \[0\]\) did not write within \d+\.\d s"):
-                wait_for(lambda: manager.check_for_errors(), "the error of the save")
-        manager.save(4, _state(4))
-    assert raystate.Reader(config.storage).latest_step() == 4
 
 
 LEAVES = """

@@ -212,19 +212,6 @@ def _interrupted_once(config: dict[str, Any]) -> str:
     return "done"
 
 
-def _stale(config: dict[str, Any]) -> None:
-    _begin(config)
-    raise raystate.StaleAttemptError("attempt 4 has claimed this run", attempt=3)
-
-
-@pytest.mark.long
-def test_a_stale_attempt_is_final(place: Place) -> None:
-    with pytest.raises(raystate.StaleAttemptError, match="attempt 4") as caught:
-        raystate.fit(_stale, place.config, max_failures=-1, **place.arguments())
-    assert caught.value.attempt == 3
-    assert len(_groups(place.said("start"))) == 1
-
-
 def _die_once_in_backend(folder: str) -> None:
     from ray.actor import exit_actor
 

@@ -174,6 +174,7 @@ def test_what_an_ending_amounts_to() -> None:
     assert of(r1=raystate.RaystateError("state can't be saved", item="state", path="a/b")).kind == "final"
     assert of(r1=raystate.RaystateError("the Coordinator is gone", rank=1)).kind == "failed"
     assert of(r1=raystate.StaleAttemptError("s", replaced=True)).kind == "failed"
+    assert of(r0=gloo, r1=raystate.StaleAttemptError("s")).kind == "final"
     assert of(r0=raystate.StorageError("not durable: step 2: …", released=True)).kind == "final"
     assert of(r0=raystate.StorageError("step 9 could not be made durable")).kind == "failed", "memory has it"
 

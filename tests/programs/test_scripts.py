@@ -15,11 +15,6 @@ def test_keras(scripts: Any) -> None:
 
 
 @pytest.mark.long
-def test_nano_gpt_with_two_optimizers_and_split_batches(scripts: Any) -> None:
-    check(*scripts("nano_gpt", devices=4))
-
-
-@pytest.mark.long
 def test_ppo_that_was_one_scan(scripts: Any) -> None:
     check(*scripts("ppo", devices=1))
 
