@@ -165,7 +165,7 @@ _MORE = (
     "storage/test_s3.py",
     "storage/test_step_crashes.py",
 )
-_TEST_BY_TEST = ("tests/core/", "tests/model/")
+_TEST_BY_TEST = ("tests/core/", "tests/model/", "tests/docs/test_examples_on_ray.py")
 _WHOLE = ("tests/core/test_scaling.py",)  # of these: what it counts is counted once
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
 _counter = itertools.count()
@@ -287,7 +287,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` whole files, but for layers of many tests that need nothing of their files: these test by test."""
+    """With `--dist loadfile` whole files, but for layers of many tests that need nothing of their files, and for one file
+    that takes longer than half of all: these test by test."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):

@@ -51,14 +51,11 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
 
 
-def left() -> dict[str, Any]:
-    """What a rehearsal could leave behind on this cluster."""
+def left() -> set[object]:
+    """What a rehearsal could leave behind on this cluster: actors, shared memory, folders. Of a test before, some may end meanwhile."""
     root, nodes = default_root(), [node["NodeID"][:12] for node in ray.nodes()]
-    return {
-        "actors": sorted(find_coordinators()),
-        "shared memory": sorted(one for node in nodes for one in root.glob(f"*-{node}")),
-        "folders": sorted(Path(tempfile.gettempdir()).iterdir()),
-    }
+    arenas = {one for node in nodes for one in root.glob(f"*-{node}")}
+    return {*find_coordinators(), *arenas, *Path(tempfile.gettempdir()).iterdir()}
 
 
 def rehearse(cluster: Any, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -74,7 +71,7 @@ def test_a_right_script_gets_one_line_and_leaves_nothing(ray_cluster: Any, tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "rehearsal of train.py: a restart works and computes the same, bit by bit (steps 3 to 4, 2 entries)\n"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["tmp", "train.py"]  # the real storage is not even made
-    assert left() == before
+    assert left() <= before
 
 
 @pytest.mark.long
@@ -83,4 +80,4 @@ def test_a_restart_that_hangs_is_ended(ray_cluster: Any, tmp_path: Path):
     done = rehearse(ray_cluster, tmp_path, "--timeout", "90", "train.py", "hangs", "alone")
     assert done.returncode == 1
     assert "the restart fails: it had not come to its end after" in done.stdout
-    assert left() == before
+    assert left() <= before
