@@ -319,11 +319,6 @@ def test_damage_names_the_other_steps(raystate: Command, damaged: Path):
         assert "of step 20" in complaint and "also has" not in complaint, "whose others would it be?"
 
 
-def test_ls_of_a_run_without_a_step(raystate: Command, tmp_path: Path):
-    RunLog(open_storage(tmp_path)).claim(lambda tail: claim_entry(tail, "writer", "lm"))
-    assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} has no step: none of run 'lm' is durable yet\n")
-
-
 def test_ls_of_a_run_whose_steps_are_lost(raystate: Command, tmp_path: Path):
     RunLog(open_storage(tmp_path)).claim(lambda tail: claim_entry(tail, "writer", "lm", (10, 20)))
     told = "has no step, but the log of run 'lm' has [10, 20]: their folders or markers are lost"

@@ -273,15 +273,6 @@ def test_of_a_bucket(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert steps_of(there) == steps_of(here) and bucket.url in there.text
 
 
-def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    code, out, _ = raystate_command(capsys, "report", "--help")
-    assert code == 0 and out.count("\n    raystate report ") >= 2 and all(len(line) <= 80 for line in out.splitlines())
-    for name, value in {"_RAYSTATE_COMPLETE": "complete_bash", "COMP_WORDS": "raystate rep", "COMP_CWORD": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert raystate_command(capsys)[1].split() == ["report"]
-
-
 # ---------------------------------------------------------------- numbers
 
 

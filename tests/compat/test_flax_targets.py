@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 import tomllib
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +29,6 @@ STORED = {
     "int": 2**62,
     "float": 2.5,
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sharding info not provided|Couldn't find sharding info")
-        warnings.filterwarnings("ignore", category=np.exceptions.ComplexWarning)
-        yield
 
 
 def same(got: Any, wanted: Any) -> None:

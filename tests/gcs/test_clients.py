@@ -40,35 +40,6 @@ def test_google_conditional_upload(cloud_bucket: Any, chunk_size: int | None):
         cloud_bucket.blob("name", generation=generation).download_as_bytes()
 
 
-def test_google_batch_delete(cloud_bucket: Any):
-    blobs = [cloud_bucket.blob(f"name{index}") for index in range(4)]
-    for blob in blobs[:3]:
-        blob.upload_from_string(b"data")
-    client = cloud_bucket.client
-    batch = client.batch(raise_exception=False)
-    with batch:
-        blobs[0].delete(if_generation_match=blobs[0].generation)
-        blobs[1].delete(if_generation_match=blobs[1].generation + 1)
-        blobs[2].delete()
-        blobs[3].delete()
-    assert [response.status_code for response in batch._responses] == [204, 412, 204, 404]
-    assert [blob.name for blob in client.list_blobs(cloud_bucket)] == ["name1"]
-    with pytest.raises(PreconditionFailed), client.batch():
-        blobs[1].delete(if_generation_match=1)
-
-
-def test_google_lists_and_metadata(cloud_bucket: Any):
-    for name in ("a", "b/1", "b/2", "c"):
-        cloud_bucket.blob(name).upload_from_string(b"data")
-    pages = cloud_bucket.client.list_blobs(cloud_bucket, delimiter="/", page_size=2)
-    assert [[blob.name for blob in page] for page in pages.pages] == [["a"], ["c"]]
-    assert pages.prefixes == {"b/"}
-    blob = cloud_bucket.get_blob("a")
-    blob.metadata = {"key": "value"}
-    blob.patch(if_metageneration_match=1)
-    assert (blob.metageneration, cloud_bucket.get_blob("a").metadata) == (2, {"key": "value"})
-
-
 def test_google_rewrite_and_compose(cloud_bucket: Any):
     source = cloud_bucket.blob("source")
     source.upload_from_string(b"data")
@@ -100,20 +71,6 @@ def test_gcsfs_create_is_once(files: Any, bucket: str):
     assert files.cat_file(f"{bucket}/a/name") == b"first"
     assert files.cat_file(f"{bucket}/big") == data
     assert files.cat_file(f"{bucket}/big", start=100, end=200) == data[100:200]
-
-
-def test_gcsfs_lists(files: Any, bucket: str, raw: Raw):
-    for name in ("1/a", "1/b", "2/c/d", "e"):
-        files.pipe_file(f"{bucket}/{name}", b"data")
-    assert files.ls(bucket, detail=False) == [f"{bucket}/1", f"{bucket}/2", f"{bucket}/e"]
-    assert files.find(bucket) == [f"{bucket}/1/a", f"{bucket}/1/b", f"{bucket}/2/c/d", f"{bucket}/e"]
-    info = files.info(f"{bucket}/e")
-    assert (info["size"], info["generation"], info["type"]) == (4, str(raw.get("e").generation), "file")
-    files.cp_file(f"{bucket}/e", f"{bucket}/f")
-    files.rm(f"{bucket}/1", recursive=True)
-    assert files.find(bucket) == [f"{bucket}/2/c/d", f"{bucket}/e", f"{bucket}/f"]
-    with pytest.raises(FileNotFoundError):
-        files.cat_file(f"{bucket}/missing")
 
 
 # ------------------------------------------------------------ tensorstore

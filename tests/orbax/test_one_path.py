@@ -134,13 +134,21 @@ def test_the_last_call_wins_in_the_background_or_not(tmp_path: Path, monkeypatch
     assert not turns._turns, "nothing is kept of saves that are over"
 
 
-def test_a_save_that_a_signals_handler_makes_does_not_wait_for_what_it_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("background", [False, True])
+def test_a_save_that_a_signals_handler_makes_does_not_wait_for_what_it_interrupts(
+    background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It was refused after ten minutes; the process was being ended."""
     real, inside = saving.write_checkpoint, []
 
     def write(storage: Any, folder: str, content: Any, **options: Any) -> None:
         if not inside:
             inside.append(folder)
-            raystate.save(tmp_path / "one", {"x": 2}, overwrite=True)
+            if background:
+                raystate.save_async(tmp_path / "one", {"x": 2}, overwrite=True).result(0.0)
+            else:
+                raystate.save(tmp_path / "one", {"x": 2}, overwrite=True)
+            assert raystate.load(tmp_path / "one") == {"x": 2}
         real(storage, folder, content, **options)
 
     monkeypatch.setattr(saving, "write_checkpoint", write)
@@ -203,22 +211,6 @@ def test_a_handlers_save_waits_for_nobody_who_waits_for_the_one_that_it_interrup
     assert handlers.is_nested and handlers.wait(0.0) and not others[0].wait(0.0)
     for turn in (interrupted, *others, handlers):
         turn.leave()
-
-
-def test_a_handler_may_wait_for_its_save_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It waited for what it had interrupted, and was refused after ten minutes; the process was being ended."""
-    real, inside = saving.write_checkpoint, []
-
-    def write(storage: Any, folder: str, content: Any, **options: Any) -> None:
-        if not inside:
-            inside.append(folder)
-            raystate.save_async(tmp_path / "one", {"x": 2}, overwrite=True).result(0.0)
-            assert raystate.load(tmp_path / "one") == {"x": 2}
-        real(storage, folder, content, **options)
-
-    monkeypatch.setattr(saving, "write_checkpoint", write)
-    raystate.save(tmp_path / "one", {"x": 1}, overwrite=True)
-    assert not turns._turns
 
 
 @pytest.mark.parametrize("save", ["raystate", "flax"])
