@@ -141,7 +141,8 @@ class Recorder:
                     self._fsynced(self._relative(os.readlink(f"/proc/self/fd/{arguments[0]}")))
                 elif name == "rename":
                     self._renamed(*(self._relative(os.fspath(path)) for path in arguments[:2]))
-                self._look()
+                else:
+                    self._look()
                 return result
 
         return noted

@@ -164,9 +164,10 @@ def check_restored(storage: Storage, step: int) -> None:
 
 def broken_promises(marks: tuple[str, ...], seen: Seen) -> Iterator[str]:
     """What the run had acknowledged when the power failed, and what is not so."""
+    known = set(marks)
     for mark in marks:
         word, _, number = mark.partition(" ")
-        is_leaving = f"retires {number}" in marks
+        is_leaving = f"retires {number}" in known
         match word:
             case "appended" if seen.entries < int(number):
                 yield f"entry {number} was appended and is gone"
