@@ -44,6 +44,7 @@ class Host:
         self._seen: tuple[Any, ...] = ()
         self._held: tuple[Any, ...] = ()
         self._advice: Any = None
+        self._base: Any = None
         self._complete_s: dict[int, float] = {}  # step -> when it was heard that all hold it
 
     def open(self) -> None:
@@ -67,6 +68,7 @@ class Host:
         summary = HostSummary(
             host=HostId(self._host), incarnation=self._incarnation, seq=self._seq, staged=self._held, trainers=self._seen,
             advised=None if advice is None else (advice.attempt, advice.seq), attempt=None if advice is None else advice.attempt,
+            base=self._base,
         )  # fmt: skip
         self._coordinator.tell.remote(HostReported(summary=summary))
 
@@ -82,9 +84,9 @@ class Host:
 
     def invalidate(self, order: Any) -> None:
         """It holds nothing that could go."""
-        from raystate.core.formats.messages import Invalidated
-
-        self._coordinator.tell.remote(Invalidated(host=order.host, step=order.step, attempt=order.attempt, seq=order.seq))
+        with self._lock:
+            self._base = order
+            self._report()
 
     def say(self, seen: tuple[Any, ...], held: tuple[Any, ...] = (), at_s: float = 0.0) -> float:
         """Report this, at that time. Returns when it was sent (seconds since 1970)."""

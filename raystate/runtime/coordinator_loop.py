@@ -23,6 +23,7 @@ from raystate.core.formats.messages import (
     Answer,
     Append,
     BuildPackage,
+    CarryOut,
     Claimed,
     Command,
     Copy,
@@ -37,9 +38,7 @@ from raystate.core.formats.messages import (
     Invalidate,
     Joined,
     Log,
-    Publish,
     Reply,
-    Retire,
     Settings,
     Superseded,
     Tick,
@@ -215,7 +214,7 @@ class CoordinatorLoop:
 
     def _host_failed(self, host: HostId, reason: str) -> None:
         # A HostActor is restarted for ever while its node lives: one that can't be made has lost its node.
-        self.post(HostDown(host=host, reason=reason, gone=True))
+        self.post(HostDown(host=host, reason=reason))
 
     # ------------------------------------------------------------ the machine's thread
 
@@ -328,7 +327,7 @@ class CoordinatorLoop:
                 self._hosts.end_trainers(command)
             case Write():
                 self._storing.await_part(command, self._hosts.write(command))
-            case BuildPackage() | Append() | Publish() | Retire() | Discard():
+            case BuildPackage() | Append() | CarryOut() | Discard():
                 self._storing.carry_out(command)
             case Log(level=level, text=text):
                 logger.log(getattr(logging, level.upper()), "%s", text)

@@ -8,6 +8,7 @@ from typing import assert_never
 from raystate.core.formats.messages import (
     Appended,
     AttemptDead,
+    CarriedOut,
     Claimed,
     DeleteAsked,
     Event,
@@ -17,18 +18,14 @@ from raystate.core.formats.messages import (
     HostId,
     HostLeaving,
     HostReported,
-    HostUp,
-    Invalidated,
+    Intent,
     Joined,
     LeaveAsked,
     Packaged,
     Progress,
-    PublishDone,
     ReleaseAsked,
-    ResizeAsked,
     RestoreAsked,
     RestoreTried,
-    RetireDone,
     SnapshotId,
     StopAsked,
     Tick,
@@ -50,14 +47,9 @@ def is_about(event: Event, step: int, saves: Collection[str], seqs: Collection[i
             return step in {one.step for one in promised}
         case LeaveAsked(last=last, promised=promised):
             return step in {one.step for one in (*promised, *(() if last is None else (last,)))}
-        case (
-            PublishDone(step=its)
-            | RetireDone(step=its)
-            | RestoreAsked(step=its)
-            | RestoreTried(step=its)
-            | DeleteAsked(step=its)
-            | Invalidated(step=its)
-        ):
+        case CarriedOut(intent=intent):
+            return intent.step == step
+        case RestoreAsked(step=its) | RestoreTried(step=its) | DeleteAsked(step=its):
             return its == step
         case _:
             return False
@@ -69,10 +61,8 @@ def what_happened(event: Event) -> str:
         case Claimed(entry=entry):
             live = ", ".join(str(one.step) for one in entry.live[-5:]) or "none"
             return f"attempt {entry.attempt} claims the run ({entry.reason}); newest steps in its log: {live}"
-        case HostUp(host=host):
-            return f"host {short(host)} is there"
-        case HostDown(host=host, reason=reason, gone=gone):
-            return f"host {short(host)} is {'lost' if gone else 'down'}: {reason}"
+        case HostDown(host=host, reason=reason):
+            return f"host {short(host)} is lost: {reason}"
         case HostLeaving(host=host, within_s=within_s, reason=reason):
             when = "" if within_s is None else f" within {within_s:.0f} s"
             return f"host {short(host)} is to go away{when}: {reason}"
@@ -103,10 +93,6 @@ def what_happened(event: Event) -> str:
             return f"somebody asks to delete step {step}"
         case StopAsked(reason=reason, within_s=within_s):
             return f"a stop{'' if within_s is None else f' within {within_s:.0f} s'} is asked: {reason}"
-        case ResizeAsked(reason=reason):
-            return f"another size of the worker group is asked: {reason}"
-        case Invalidated(host=host, step=step):
-            return f"host {short(host)} has discarded {'its snapshots' if step < 0 else f'all but what leads to step {step}'}"
         case Written(host=host, save=save, error=error):
             return _outcome(
                 f"host {short(host)} has written its part of save {save}", f"host {short(host)} could not write save {save}", error
@@ -123,11 +109,11 @@ def what_happened(event: Event) -> str:
             return f"whether log entry {seq} is written is not known: {error}"
         case Progress(who=who, done_bytes=done, total_bytes=total):
             return f"{who} has moved {done} of {total} bytes"
-        case PublishDone(step=step, error=error):
+        case CarriedOut(intent=Intent(kind="commit", step=step), error=error):
             return _outcome(f"step {step} is visible in storage", f"step {step} could not be made visible", error)
-        case RetireDone(step=step, pinned=pinned) if pinned:
+        case CarriedOut(intent=Intent(step=step), pinned=pinned) if pinned:
             return f"step {step} is not removed: it is pinned ({pinned})"
-        case RetireDone(step=step, error=error):
+        case CarriedOut(intent=Intent(step=step), error=error):
             return _outcome(f"the files of step {step} are gone from its place", f"step {step} could not be removed", error)
         case GivenUp(reason=reason):
             return f"the run is given up: {reason}"

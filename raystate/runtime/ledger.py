@@ -16,11 +16,12 @@ from raystate.core.coordinator.desk import remember
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import (
     Answer,
+    CarriedOut,
     EndTrainers,
     HostReported,
+    Intent,
     Joined,
     JoinReply,
-    PublishDone,
     RestoreAsked,
     RestoreSettled,
     TrainerExited,
@@ -232,7 +233,7 @@ class Ledger:
                 self._saving.setdefault(save, now_s)
                 for old in list(self._saving)[:-REMEMBERED_SAVES]:
                     del self._saving[old]
-            case PublishDone(step=step, save=str(save), error="") if save in self._saving:
+            case CarriedOut(intent=Intent(kind="commit", step=step, save=str(save)), error="") if save in self._saving:
                 seconds = round(now_s - self._saving.pop(save), 3)
                 self._note("save", f"{_SAVE}{save}", LoggedSave(attempt=self._attempt, step=step, save=save, seconds=seconds))
             case _:

@@ -8,10 +8,11 @@ from typing import Any
 
 from raystate.core.formats.messages import (
     Answer,
+    CarriedOut,
     Discard,
     EndTrainers,
+    Intent,
     Progress,
-    PublishDone,
     RestoreChoice,
     RestoreSettled,
     Tick,
@@ -68,7 +69,7 @@ class LongWaits:
             case Written(save=save, host=host, error=""):
                 if save in self._saves:
                     self._saves[save].shares.finished(host)
-            case PublishDone(save=str(save), error="") | Discard(save=save):
+            case CarriedOut(intent=Intent(kind="commit", save=str(save)), error="") | Discard(save=save):
                 self._saves.pop(save, None)
             case Answer(reply=RestoreChoice(step=step, tier=tier, begins=begins)) if step >= 0:
                 if self._restore is None or self._restore.of != begins:

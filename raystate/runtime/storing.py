@@ -24,16 +24,15 @@ from raystate.core.formats.messages import (
     Appended,
     AttemptDead,
     BuildPackage,
+    CarriedOut,
+    CarryOut,
     Discard,
     Event,
     HostId,
+    Intent,
     LiveStep,
     LogEntry,
     Packaged,
-    Publish,
-    PublishDone,
-    Retire,
-    RetireDone,
     SaveId,
     Write,
     Written,
@@ -52,7 +51,7 @@ from raystate.storage.names import STATE, package_name
 logger = logging.getLogger("raystate.coordinator")
 
 
-Slow = BuildPackage | Append | Publish | Retire | Discard
+Slow = BuildPackage | Append | CarryOut | Discard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,10 +200,10 @@ class Storing:
                 self._workers.build.submit(self._build, command)
             case Append(entry=entry):
                 self._workers.log.submit(self._append, entry)
-            case Publish():
-                self._workers.build.submit(self._publish, command)
-            case Retire():
-                self._workers.clean.submit(self._retire, command)
+            case CarryOut(intent=intent) if intent.kind == "commit":
+                self._workers.build.submit(self._publish, intent)
+            case CarryOut(intent=intent):
+                self._workers.clean.submit(self._retire, intent)
             case Discard(save=save):
                 self._given_up.add(save)
                 self._parts.pop(save, None)
@@ -273,19 +272,20 @@ class Storing:
             outcome = Appended(seq=entry.seq, outcome="failed", error=one_line(error))
         self._post(outcome)
 
-    def _publish(self, command: Publish) -> None:
+    def _publish(self, intent: Intent) -> None:
         error = ""
         try:
-            folder = StepFolder(self._storage, command.step, command.save)
-            package = self._packages.get(command.save) or folder.read_package()
+            save = SaveId(intent.save or "")
+            folder = StepFolder(self._storage, intent.step, save)
+            package = self._packages.get(save) or folder.read_package()
             fault_points.reached("publishing")
             self._put_run_metadata()
             folder.publish(package)
-            self._packages.pop(command.save, None)
+            self._packages.pop(save, None)
         except Exception as caught:
-            logger.debug("publishing step %d failed", command.step, exc_info=True)
+            logger.debug("publishing step %d failed", intent.step, exc_info=True)
             error = one_line(caught)
-        self._post(PublishDone(step=command.step, save=command.save, error=error))
+        self._post(CarriedOut(intent=intent, error=error))
 
     def _put_run_metadata(self) -> None:
         """With the first step: a run that is refused before has left nothing."""
@@ -297,19 +297,19 @@ class Storing:
         except StorageError as error:
             logger.warning("run_metadata was not written, the next durable step tries again: %s", error)
 
-    def _retire(self, command: Retire) -> None:
+    def _retire(self, intent: Intent) -> None:
         error = pinned = ""
         try:
             # After the retirement is in the log: a reader that pins the step from now on finds it
             # there. A damaged step is only moved.
             self._log.check_newest()  # while the folder is away nothing is pinned, and every step is gone
-            pinned = "" if command.aside else pinned_steps(self._storage).get(command.step, "")
+            pinned = "" if intent.aside else pinned_steps(self._storage).get(intent.step, "")
             if not pinned:
-                StepFolder(self._storage, command.step, command.save).retire(aside=command.aside)
+                StepFolder(self._storage, intent.step, intent.save).retire(aside=intent.aside)
                 self._log.check_newest()
         except Exception as caught:
             error = one_line(caught)
-        self._post(RetireDone(step=command.step, error=error, pinned=pinned))
+        self._post(CarriedOut(intent=intent, error=error, pinned=pinned))
 
     def _wrote_in_vain(self, command: Write | BuildPackage) -> None:
         """If the save was given up meanwhile, its discard has come too early."""

@@ -13,19 +13,19 @@ from raystate.core.formats.messages import (
     Answer,
     Append,
     BuildPackage,
+    CarriedOut,
+    CarryOut,
     Command,
     Discard,
     Event,
     HostDown,
     HostReported,
+    Intent,
     Invalidate,
     LeaveReply,
     Log,
     LogEntry,
-    Publish,
-    PublishDone,
     RestoreChoice,
-    Retire,
     TrainerExited,
     Write,
 )
@@ -120,7 +120,7 @@ class _Teller:
 
     def _learn(self, command: Command) -> None:
         match command:
-            case Write(step=self.step, save=save) | Publish(step=self.step, save=save):
+            case Write(step=self.step, save=str(save)) | CarryOut(intent=Intent(kind="commit", step=self.step, save=str(save))):
                 self._saves.add(save)
             case Append(entry=entry) if self._changes(entry):
                 self._seqs.add(entry.seq)
@@ -168,7 +168,7 @@ class _Teller:
             return what_happened(event)  # while the step was on its way
         if not is_about(event, self.step, self._saves, self._seqs):
             return ""
-        if isinstance(event, PublishDone) and not event.error:
+        if isinstance(event, CarriedOut) and event.intent.kind == "commit" and not event.error:
             self._reached("durable", time_s)
         return what_happened(event)
 
@@ -203,9 +203,9 @@ class _Teller:
                     )
                     reasons = [one.reason for one in entry.intents if one.step == step and one.seq == entry.seq and one.reason]
                     return [Decision(text=f"log entry {entry.seq} {' and '.join(changes)}", reason=(reasons or [entry.reason])[0])]
-            case Publish(step=self.step, save=save):
+            case CarryOut(intent=Intent(kind="commit", step=self.step, save=save)):
                 return [Decision(text=f"make save {save} visible in storage")]
-            case Retire(step=self.step, aside=aside):
+            case CarryOut(intent=Intent(step=self.step, aside=aside)):
                 return [Decision(text="move its files aside" if aside else "remove its files")]
             case Discard(step=self.step, save=save):
                 return [Decision(text=f"remove what save {save} has left")]

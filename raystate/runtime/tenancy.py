@@ -94,10 +94,9 @@ class Presence:
                 when_s, listed = self._listed.get(host, (now_s, frozenset[tuple[str, int]]()))
                 self._listed[host] = (when_s, listed - {(group_of(lineage), rank)})
                 self.heard_s = now_s
-            case HostDown(host=host, gone=gone):
+            case HostDown(host=host):
                 self._listed.pop(host, None)
-                if gone:  # else its memory outlives its HostActor
-                    self._held.pop(host, None)
+                self._held.pop(host, None)
                 self._joined = {key: value for key, value in self._joined.items() if value[0] != host}
                 self._asked = {ask: value for ask, value in self._asked.items() if value[1] != host}
             case Advise(advice=advice):

@@ -5,36 +5,11 @@ No answer is waited for, and nothing is lost if a message doesn't arrive.
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Collection, Set
 from typing import Any
 
 from raystate.actors.naming import coordinator_name, find_actor
-from raystate.core.formats.messages import ResizeAsked
-from raystate.waits import TOLD_AFTER_S
-
-logger = logging.getLogger(__name__)
-
-
-class Slow:
-    """A line that is told only if what it says takes long."""
-
-    def __init__(self) -> None:
-        self._timer: threading.Timer | None = None
-
-    def begin(self, text: str, *, at_once: bool = False) -> None:
-        """Tell it, unless `end` is called soon."""
-        self.end()
-        self._timer = threading.Timer(0.0 if at_once else TOLD_AFTER_S, logger.warning, ("%s", text))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def end(self) -> None:
-        """It is over."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+from raystate.core.formats.messages import StopAsked
 
 
 def _tell(run_hash: str, method: str, *args: Any) -> bool:
@@ -56,7 +31,7 @@ def prepare(run_hash: str, nodes: Set[str]) -> None:
 
 def ask_to_grow(run_hash: str, group: str, reason: str) -> None:
     """Have the ranks of this worker group stop at one step, to go on with more. It is asked again if they don't."""
-    _tell(run_hash, "tell", ResizeAsked(group=group, reason=reason))
+    _tell(run_hash, "tell", StopAsked(reason=reason, within_s=None, group=group))
 
 
 def sweeps(run_hash: str, group: str, ranks: Collection[int]) -> None:

@@ -7,9 +7,10 @@ import pytest
 from raystate.core.formats.messages import (
     Answer,
     Ask,
+    CarriedOut,
     Discard,
     HostId,
-    PublishDone,
+    Intent,
     RestoreChoice,
     RestoreSettled,
     SaveId,
@@ -23,6 +24,8 @@ from raystate.runtime.progress import Going, Progress, Share
 from raystate.waits import ABANDONED_S
 
 MIB = 1 << 20
+
+PUBLISHED = Intent(kind="commit", step=120, save="a1k120", attempt=1, seq=7)
 
 
 def told(caplog: pytest.LogCaptureFixture, waits: LongWaits, until_s: int, since_s: int = 0) -> list[str]:
@@ -48,9 +51,9 @@ def test_a_long_save_says_so_less_and_less_often(caplog: pytest.LogCaptureFixtur
     seconds = (10, 20, 40, 80, 160, 320, 620, 920)
     assert told(caplog, waits, 1000) == [f"step 120 is still being written (save a1k120) after {s} s" for s in seconds]
     waits.observe(write(120), 1000.0)  # the order is given once more
-    waits.observe(PublishDone(step=120, save="a1k120", error="StorageError: 503"), 1000.0)
+    waits.observe(CarriedOut(intent=PUBLISHED, error="StorageError: 503"), 1000.0)
     assert len(told(caplog, waits, 1300, 1000)) == 1
-    waits.observe(PublishDone(step=120, save="a1k120"), 1301.0)
+    waits.observe(CarriedOut(intent=PUBLISHED), 1301.0)
     waits.observe(write(130), 1301.0)
     waits.observe(Discard(save=SaveId("a1k130"), step=130), 1302.0)
     assert told(caplog, waits, 2000, 1302) == []
@@ -76,7 +79,7 @@ def test_what_ends_before_ten_seconds_says_nothing(caplog: pytest.LogCaptureFixt
     waits = LongWaits()
     waits.observe(write(120), 0.0)
     assert told(caplog, waits, 9) == []
-    waits.observe(PublishDone(step=120, save="a1k120"), 9.0)
+    waits.observe(CarriedOut(intent=PUBLISHED), 9.0)
     assert told(caplog, waits, 100, 10) == []
 
 
@@ -112,7 +115,7 @@ def test_what_goes_on_is_there_for_a_bar():
     waits.observe(write(120), 5.0)
     waits.observe(progress("a1k120", "h", 1, 4), 6.0)
     assert waits.going(7.0) == (Going(what="saving", step=120, of="a1k120", since_s=2.0, done_bytes=MIB, total_bytes=4 * MIB),)
-    waits.observe(PublishDone(step=120, save="a1k120"), 8.0)
+    waits.observe(CarriedOut(intent=PUBLISHED), 8.0)
     assert waits.going(8.0) == ()
 
 

@@ -109,7 +109,7 @@ def test_one_of_two_is_enough_and_silence_is_no_life():
     assert presence.alive(2.0)
     assert not presence.alive(12.0), "its host has said nothing for more than 10 s"
     reports(presence, 13.0, 0)
-    presence.observe(HostDown(host=HOST, reason="gone", gone=True), 14.0)
+    presence.observe(HostDown(host=HOST, reason="gone"), 14.0)
     assert not presence.alive(14.0)
 
 
@@ -229,15 +229,13 @@ def test_an_arena_that_holds_what_storage_does_not_have_is_not_left_behind():
     assert admitted(SCRIPT, asking, presence, 102.0).replaces
 
 
-@pytest.mark.parametrize(
-    ("gone", "after_s", "kept"), [(None, 30.0, True), (None, 90.0, False), (False, 1.0, True), (True, 1.0, False)]
-)
-def test_what_a_host_held_that_is_gone_for_good_keeps_nobody_out(gone: bool | None, after_s: float, kept: bool):
-    """A HostActor that has died leaves its memory to the next; a node that is lost, or says nothing any more, doesn't."""
+@pytest.mark.parametrize(("gone", "after_s", "kept"), [(False, 30.0, True), (False, 90.0, False), (True, 1.0, False)])
+def test_what_a_host_held_that_is_gone_for_good_keeps_nobody_out(gone: bool, after_s: float, kept: bool):
+    """A node that is lost, or says nothing any more for long, leaves nothing."""
     presence = Presence()
     reports(presence, 1.0, held=20)
-    if gone is not None:
-        presence.observe(HostDown(host=HOST, reason="died", gone=gone), 2.0)
+    if gone:
+        presence.observe(HostDown(host=HOST, reason="died"), 2.0)
     asking = dataclasses.replace(OTHER, config=CONFIG.replace(arena_dir="/mnt/hugepages"))
     admission = admitted(SCRIPT, asking, presence, 1.0 + after_s, owner_s=-100.0)
     assert (admission.failure is not None) == kept

@@ -14,29 +14,25 @@ from raystate.core.formats.messages import (
     Appended,
     Ask,
     BuildPackage,
+    CarriedOut,
+    CarryOut,
     Claimed,
     FlushAsked,
     HostId,
     HostReported,
     HostSummary,
-    HostUp,
     Intent,
     Invalidate,
-    Invalidated,
     Joined,
     JoinReply,
     LeaveAsked,
     LiveStep,
     LogEntry,
     Packaged,
-    Publish,
-    PublishDone,
     RestoreAsked,
     RestoreChoice,
     RestoreSettled,
     RestoreTried,
-    Retire,
-    RetireDone,
     Settings,
     SnapshotId,
     Staged,
@@ -76,6 +72,7 @@ class Driver:
         self.staged: dict[str, list[Staged]] = {}
         self.seen: dict[str, list[TrainerSeen]] = {}
         self.advised: dict[str, tuple[int, int]] = {}  # host -> the newest Advice it has got
+        self.base: dict[str, Invalidate] = {}  # host -> the newest order to discard that it has carried out
         self.numbers: dict[int, int] = {}  # rank -> number of its last word
         self.lineage = ""
         self.world = 0
@@ -101,16 +98,15 @@ class Driver:
     def _obey(self, command: Any) -> None:
         if isinstance(command, Append) and self.appends:
             self.send(Appended(seq=command.entry.seq, outcome="ok"))
-        elif isinstance(command, Publish):
-            self.send(PublishDone(step=command.step, save=command.save))
-        elif isinstance(command, Retire):
-            self.send(RetireDone(step=command.step))
+        elif isinstance(command, CarryOut):
+            self.send(CarriedOut(intent=command.intent))
         elif isinstance(command, BuildPackage):
             self.send(self.packaged(command))
         elif isinstance(command, Invalidate):
             held = self.staged.get(command.host, [])
             self.staged[command.host] = [one for one in held if command.spares(one.lineage, one.step)]
-            self.send(Invalidated(host=command.host, step=command.step, attempt=command.attempt, seq=command.seq))
+            self.base[command.host] = command
+            self.report(command.host)
         elif isinstance(command, Write):
             self.send(Written(host=command.host, save=command.save))
         elif isinstance(command, Advise):
@@ -138,7 +134,6 @@ class Driver:
         return Ask(f"q{self.asks}")
 
     def host_up(self, host: str, incarnation: str = "i1") -> None:
-        self.send(HostUp(host=HostId(host), incarnation=f"{host}{incarnation}"))
         self.report(host, incarnation)
 
     def report(self, host: str, incarnation: str = "i1") -> list[Any]:
@@ -154,6 +149,7 @@ class Driver:
             staged=tuple(self.staged.get(host, ())),
             trainers=tuple(self.seen.get(host, ())),
             advised=self.advised.get(host),
+            base=self.base.get(host),
         )
 
     def join(self, hosts: list[str], group: str = "g") -> str:
@@ -286,6 +282,12 @@ class Driver:
         found = [one for one in self.out if isinstance(one, kind)]
         self.out = [one for one in self.out if not isinstance(one, kind)]
         return found
+
+    def orders(self, kind: str) -> list[Intent]:
+        """What the shell has been told to publish ("commit") or to remove ("retire") since the last call."""
+        found = [one for one in self.out if isinstance(one, CarryOut) and one.intent.kind == kind]
+        self.out = [one for one in self.out if one not in found]
+        return [one.intent for one in found]
 
     def replies(self, kind: type[C]) -> list[C]:
         return [one.reply for one in self.out if isinstance(one, Answer) and isinstance(one.reply, kind)]

@@ -15,6 +15,8 @@ from raystate.core.formats.messages import (
     Appended,
     Ask,
     BuildPackage,
+    CarriedOut,
+    CarryOut,
     Claimed,
     Command,
     EndTrainers,
@@ -25,17 +27,13 @@ from raystate.core.formats.messages import (
     HostId,
     HostReported,
     HostSummary,
-    HostUp,
     Invalidate,
-    Invalidated,
     Joined,
     JoinReply,
     LeaveAsked,
     LeaveReply,
     Log,
     Packaged,
-    Publish,
-    PublishDone,
     RestoreAsked,
     RestoreChoice,
     RestoreSettled,
@@ -64,6 +62,7 @@ class Fleet:
         self.held: list[tuple[Staged, ...]] = [()] * count
         self.seen: list[tuple[TrainerSeen, ...]] = [()] * count
         self.advised: list[tuple[int, int] | None] = [None] * count
+        self.base: list[Invalidate | None] = [None] * count
         self.dirty: dict[int, None] = {}
         self.lineage = ""
         self.number = 0
@@ -95,15 +94,16 @@ class Fleet:
             self.advised[host] = (command.advice.attempt, command.advice.seq)
             self.dirty[host] = None
         elif isinstance(command, Invalidate):
-            self.later.append(Invalidated(host=command.host, step=command.step, attempt=command.attempt, seq=command.seq))
+            self.base[int(command.host)] = command
+            self.dirty[int(command.host)] = None
         elif isinstance(command, Write):
             self.later.append(Written(host=command.host, save=command.save))
         elif isinstance(command, BuildPackage):
             self.later.append(Packaged(save=command.save, kept=(command.step, *(one.step for one in command.live))))
         elif isinstance(command, Append):
             self.later.append(Appended(seq=command.entry.seq, outcome="ok"))
-        elif isinstance(command, Publish):
-            self.later.append(PublishDone(step=command.step, save=command.save))
+        elif isinstance(command, CarryOut):
+            self.later.append(CarriedOut(intent=command.intent))
         elif isinstance(command, Answer):
             self.said.append(command.reply)
         else:
@@ -133,6 +133,7 @@ class Fleet:
                     staged=self.held[host],
                     trainers=self.seen[host],
                     advised=self.advised[host],
+                    base=self.base[host],
                     attempt=1,
                 )
             )
@@ -153,8 +154,6 @@ class Fleet:
 
     def join(self, group: str) -> None:
         for host in range(self.count):
-            if not self.seq[host]:
-                self.send(HostUp(host=HostId(str(host)), incarnation=f"i{host}"))
             self.seen[host] = ()
             self.report(host)
         for host in range(self.count):

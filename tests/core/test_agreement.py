@@ -9,10 +9,9 @@ import pytest
 
 from raystate.core.formats.messages import (
     Appended,
+    CarriedOut,
     HostReported,
     Proposal,
-    Publish,
-    PublishDone,
     StopAsked,
     Tick,
 )
@@ -132,9 +131,9 @@ def test_a_save_when_idle_waits_until_the_one_before_is_visible():
     entry = driver.commit()
     assert not is_next_proposed(), "it is being committed"
     driver.send(Appended(seq=entry.seq, outcome="ok"))
-    (publish,) = driver.take(Publish)
+    (publish,) = driver.orders("commit")
     assert not is_next_proposed(), "it is being published"
-    driver.send(PublishDone(step=publish.step, save=publish.save))
+    driver.send(CarriedOut(intent=publish))
     assert driver.core.journal.durable_step == step
     assert is_next_proposed()
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from raystate.core.formats.errors import ConfigError
-from raystate.core.formats.messages import EndTrainers, HostId, HostLeaving, Proposal, ResizeAsked, TrainerExited
+from raystate.core.formats.messages import (
+    EndTrainers,
+    HostId,
+    HostLeaving,
+    Proposal,
+    StopAsked,
+    TrainerExited,
+)
 from raystate.core.launcher.elastic import FEW_STEPS, GROWN_FOR, MOST_HELD, MOST_PATIENCE, Elastic, Sizes, Wish, room_of
 from raystate.waits import ROOM_STAYS_S
 from tests.core.driver import Driver, running
@@ -421,7 +428,7 @@ def test_nobody_asks_for_the_newest_step_before_it_matters():
 
 
 def resize(driver: Driver, group: str = "g") -> Proposal | None:
-    driver.send(ResizeAsked(group=group, reason="the run grows"))
+    driver.send(StopAsked(reason="the run grows", within_s=None, group=group))
     return driver.advice().proposal
 
 

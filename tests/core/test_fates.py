@@ -9,6 +9,7 @@ from raystate.core.formats.entries import MOST_FACTS, Fact, lost_saves
 from raystate.core.formats.log import next_entry
 from raystate.core.formats.messages import (
     Append,
+    CarriedOut,
     DeleteAsked,
     Failure,
     FlushAsked,
@@ -20,7 +21,6 @@ from raystate.core.formats.messages import (
     LeaveReply,
     LiveStep,
     ReleaseAsked,
-    RetireDone,
     SnapshotId,
     TrainerExited,
     Write,
@@ -334,7 +334,7 @@ def test_what_was_given_up_is_logged_although_a_removal_waits_for_a_pin():
     removal = Intent(kind="retire", step=1, save="a1k1", attempt=1, seq=9)
     driver = Driver(tail=history(3, intents=(removal,)), dead=(1,))
     driver.auto = False
-    driver.send(RetireDone(step=1, pinned="a reader"))
+    driver.send(CarriedOut(intent=removal, pinned="a reader"))
     lost = SnapshotId("1.1.x", 2)
     driver.core.journal.facts.give_up(lost, FULL)
     for _ in range(20):

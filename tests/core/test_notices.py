@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from raystate.core.formats.messages import EndTrainers, HostDown, HostId, HostLeaving, Proposal, TrainerExited
 from tests.core.driver import Driver, running
 from tests.core.test_deadlines import said
@@ -230,12 +228,11 @@ def test_nobody_says_when():
     said(driver, r"stop asked, within 40\.0 s")
 
 
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_host_that_is_gone_is_not_to_go_away_any_more(gone: bool):
+def test_a_host_that_is_gone_is_not_to_go_away_any_more():
     driver = running()
     leaving(driver, "b")
-    driver.send(HostDown(host=HostId("b"), reason="its node is lost", gone=gone))
-    assert driver.core.notices.hosts == (frozenset() if gone else {"b"})
+    driver.send(HostDown(host=HostId("b"), reason="its node is lost"))
+    assert driver.core.notices.hosts == frozenset()
 
 
 def test_the_earliest_end_counts_also_for_those_who_were_asked_before():

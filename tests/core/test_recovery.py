@@ -8,6 +8,7 @@ import pytest
 
 from raystate.core.formats.commands import MOST_OLDER
 from raystate.core.formats.messages import (
+    NOWHERE,
     Answer,
     Append,
     Appended,
@@ -17,7 +18,6 @@ from raystate.core.formats.messages import (
     HostDown,
     HostId,
     Invalidate,
-    Invalidated,
     Joined,
     JoinReply,
     LeaveReply,
@@ -25,7 +25,6 @@ from raystate.core.formats.messages import (
     RestoreChoice,
     RestoreSettled,
     RestoreTried,
-    Retire,
     SnapshotId,
     TrainerExited,
     TrainerSeen,
@@ -76,7 +75,7 @@ def test_what_a_restore_gave_up_is_not_believed_when_a_host_comes_back():
     driver.stage(7)
     old = {host: list(staged) for host, staged in driver.staged.items()}
     for host in AB:
-        driver.send(HostDown(host=HostId(host), reason="cut", gone=True))
+        driver.send(HostDown(host=HostId(host), reason="cut"))
     driver.join(["c"], "h")
     assert driver.restore().tier == "storage"
     driver.staged.update(old)
@@ -131,11 +130,13 @@ def test_a_late_word_of_a_discard_does_not_count_for_the_next_of_the_same_step()
     orders = {one.host: one for one in driver.take(Invalidate)}
     assert (orders[HostId("b")].lineage, orders[HostId("b")].step) == (first.lineage, 4)
     for one in (orders[HostId("a")], first):
-        driver.send(Invalidated(host=one.host, step=one.step, attempt=one.attempt, seq=one.seq))
+        driver.base[one.host] = one
+        driver.report(one.host)
     assert driver.replies(RestoreSettled) == []
     driver.tick(5.0)
     assert [one.host for one in driver.take(Invalidate)] == ["b"], "its order may be lost"
-    driver.send(Invalidated(host=HostId("b"), step=4, attempt=first.attempt, seq=orders[HostId("b")].seq))
+    driver.base["b"] = orders[HostId("b")]
+    driver.report("b")
     assert len(driver.replies(RestoreSettled)) == 2
 
 
@@ -217,7 +218,7 @@ def test_rollback_retires_the_newer_steps_first():
     driver.out.clear()
     choice = driver.restore(step=2, rollback=True)
     assert choice.step == 2
-    assert [one.step for one in driver.take(Retire)] == [4]
+    assert [one.step for one in driver.orders("retire")] == [4]
     assert driver.core.journal.published == (2,)
     driver.stage(4, promised=True)
     assert driver.core.journal.published == (2, 4)
@@ -237,7 +238,7 @@ def test_damaged_memory_falls_to_storage_and_damaged_storage_is_set_aside():
     choice = driver.replies(RestoreChoice)[-1]
     assert choice.step == 2
     assert [step for step, _ in choice.set_aside] == [4, 4]
-    assert [(one.step, one.aside) for one in driver.take(Retire)] == [(4, True)]
+    assert [(one.step, one.aside) for one in driver.orders("retire")] == [(4, True)]
     driver.tried(choice)
     assert driver.replies(RestoreSettled)[-1].step == 2
 
@@ -255,13 +256,12 @@ def test_nothing_left_is_an_error_and_nothing_is_set_aside():
     driver.join(AB)
     driver.tried(driver.restore(ok=False), error="crc32c")
     assert driver.replies(Failure)[-1].error == "CorruptCheckpointError"
-    assert driver.take(Retire) == []
+    assert driver.orders("retire") == []
 
 
 def test_recovery_waits_for_a_host_that_restarts():
     driver = running(host_timeout_s=5.0)
     driver.stage(3)
-    driver.send(HostDown(host=HostId("b"), reason="actor died"))
     place = driver.place
     driver.send(Joined(ask=Ask("j"), group="h", rank=0, world=1, host=HostId("a"), nonce="n"))
     driver.lineage = driver.replies(JoinReply)[-1].lineage
@@ -281,7 +281,7 @@ def test_a_host_that_has_just_come_back_gets_time_to_report():
     old = driver.seen["b"]
     driver.join(AB, "h")
     driver.auto = False
-    driver.send(HostDown(host=HostId("b"), reason="it sleeps"))
+    driver.live(5.5, "a")
     driver.numbers[1] += 1  # rank 1 has written a word that nobody has read
     for rank in (0, 1):
         driver.ask_restore(rank)
@@ -432,7 +432,7 @@ def test_a_rollback_that_no_rank_can_use_costs_no_step(bad: dict[str, Any]):
     assert (choice.tier, choice.step) == ("storage", 2)
     driver.tried(choice, **bad)
     assert driver.replies(Failure)
-    assert [one.step for one in driver.take(Retire) if not one.aside] == []
+    assert [one.step for one in driver.orders("retire") if not one.aside] == []
     assert 4 in driver.core.journal.live
 
 
@@ -457,10 +457,10 @@ def test_a_rollback_waits_for_the_commit_that_is_being_written():
     driver.appends = False
     driver.hold(1, 4, promised=True)
     driver.tried(choice)
-    assert driver.replies(RestoreSettled) == [] and driver.take(Retire) == []
+    assert driver.replies(RestoreSettled) == [] and driver.orders("retire") == []
     driver.appends = True
     driver.send(Appended(seq=driver.take(Append)[-1].entry.seq, outcome="ok"))
-    assert [one.step for one in driver.take(Retire)] == [4]
+    assert [one.step for one in driver.orders("retire")] == [4]
     assert [settled.step for settled in driver.replies(RestoreSettled)] == [2, 2]
     assert driver.core.journal.published == (2,)
 
@@ -515,7 +515,7 @@ def test_a_choice_says_that_the_same_snapshot_is_durable():
 def test_what_is_left_in_memory_of_a_durable_step_goes_with_the_choice_and_is_kept():
     driver = made_durable(2)
     held = driver.key(2)
-    driver.send(HostDown(host=HostId("a"), reason="cut", gone=True))
+    driver.send(HostDown(host=HostId("a"), reason="cut"))
     driver.join(["b", "c"], "h")
     choice = driver.restore()
     assert (choice.tier, choice.step, choice.base) == ("storage", 2, SnapshotId("", 2))
@@ -523,10 +523,20 @@ def test_what_is_left_in_memory_of_a_durable_step_goes_with_the_choice_and_is_ke
     assert [one.step for one in driver.staged["b"]] == [2]
 
 
+def test_what_becomes_complete_after_the_choice_is_not_called_stable():
+    driver = running()
+    driver.hold(0, 3)
+    for rank in (0, 1):
+        driver.ask_restore(rank)
+    assert [one.tier for one in driver.replies(RestoreChoice)][-2:] == ["none", "none"]
+    driver.hold(1, 3)
+    assert driver.core.snapshots.stable == NOWHERE
+
+
 def test_what_is_left_of_other_bytes_than_the_durable_ones_is_given_up():
     driver = made_durable(2)
     driver.stage(3)
-    driver.send(HostDown(host=HostId("a"), reason="cut", gone=True))
+    driver.send(HostDown(host=HostId("a"), reason="cut"))
     driver.staged["b"] = [one for one in driver.staged["b"] if one.step == 3]
     driver.report("b")
     driver.join(["b", "c"], "h")
@@ -588,11 +598,11 @@ def test_a_rank_that_asks_for_another_restore_does_not_get_the_answer_of_this_on
 
 def test_what_a_host_that_is_down_holds_is_not_lost():
     """Schedule 13481: a late word of a HostActor's death, which had been back, made rank 1 hear that its promise was broken."""
-    driver = running()
+    driver = running(host_timeout_s=5.0)
     driver.hold(0, 7, promised=True)
     driver.word(1, 7, pending=(7,))
     driver.word(0, 8)
-    driver.send(HostDown(host=HostId("a"), reason="its HostActor was killed", gone=False))
+    driver.live(5.5, "b")
     driver.flush(1, driver.key(7))
     assert not driver.replies(FlushReply)
     driver.report("a")

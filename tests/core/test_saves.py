@@ -10,6 +10,8 @@ from raystate.core.formats.messages import (
     Appended,
     Ask,
     BuildPackage,
+    CarriedOut,
+    CarryOut,
     DeleteAsked,
     Discard,
     Failure,
@@ -22,11 +24,7 @@ from raystate.core.formats.messages import (
     LiveStep,
     LogEntry,
     Packaged,
-    Publish,
-    PublishDone,
     RestoreAsked,
-    Retire,
-    RetireDone,
     SnapshotId,
     Superseded,
     Tick,
@@ -56,11 +54,12 @@ def test_a_durable_step_goes_all_the_way():
     [entry] = [one.entry for one in driver.take(Append)]
     assert entry.kind == "commit"
     assert entry.live == (LiveStep(step=2, save=save, metrics={"loss": 1.0}, time_s=5.0, lineage=driver.lineage),)
-    assert driver.take(Publish) == []
+    assert driver.orders("commit") == []
     driver.send(Appended(seq=entry.seq, outcome="ok"))
-    assert [one.step for one in driver.take(Publish)] == [2]
+    [publish] = driver.orders("commit")
+    assert publish.step == 2
     assert driver.core.journal.durable_step == -1
-    driver.send(PublishDone(step=2, save=save))
+    driver.send(CarriedOut(intent=publish))
     assert driver.advice().durable_step == 2
 
 
@@ -110,16 +109,16 @@ def test_an_unanswered_append_is_repeated_and_never_discarded():
     assert driver.take(Discard) == []
     # It was there all the time: found under our own name.
     driver.send(Appended(seq=first.entry.seq, outcome="taken", tail=first.entry))
-    assert [one.step for one in driver.take(Publish)] == [2]
+    assert [one.step for one in driver.orders("commit")] == [2]
 
 
-def committed(driver: Driver, *steps: int) -> list[Publish]:
+def committed(driver: Driver, *steps: int) -> list[Intent]:
     """Each is in the log; the orders to publish them, which nobody has carried out."""
-    publications: list[Publish] = []
+    publications: list[Intent] = []
     for step in steps:
         driver.stage(step, promised=True)
         driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
-        publications += driver.take(Publish)
+        publications += driver.orders("commit")
     return publications
 
 
@@ -138,7 +137,7 @@ def test_a_commit_whose_package_is_gone_is_tried_again():
     assert (second.seq, second.live[-1].step) == (entry.seq, 2)
     assert second.live[-1].save != entry.live[-1].save
     driver.send(Appended(seq=second.seq, outcome="ok"))
-    assert [one.step for one in driver.take(Publish)] == [2]
+    assert [one.step for one in driver.orders("commit")] == [2]
 
 
 def test_nothing_goes_for_a_step_that_has_not_come():
@@ -146,12 +145,12 @@ def test_nothing_goes_for_a_step_that_has_not_come():
     driver = running(keep_last=2)
     driver.auto = False
     first, second = committed(driver, 1, 2)
-    driver.send(PublishDone(step=2, save=second.save))
+    driver.send(CarriedOut(intent=second))
     driver.stage(3, promised=True)
     entry = driver.commit()
     assert [one.kind for one in entry.intents if one.step == 1] == ["commit"]
     driver.send(Appended(seq=entry.seq, outcome="refused", error="the package is gone"))
-    driver.send(PublishDone(step=1, save=first.save))
+    driver.send(CarriedOut(intent=first))
     assert driver.take(Append) == []
     assert driver.core.journal.live.keys() == {1, 2}
 
@@ -289,15 +288,15 @@ def test_retention_retires_after_the_newer_one_is_visible():
     driver.auto = False
     driver.stage(3, promised=True)
     driver.write()
-    driver.take(Publish)
+    driver.orders("commit")
     driver.send(driver.packaged(driver.take(BuildPackage)[-1]))
     entry = driver.take(Append)[-1].entry
     assert [(one.kind, one.step) for one in entry.intents] == [("retire", 1), ("commit", 3)]
     driver.send(Appended(seq=entry.seq, outcome="ok"))
-    assert driver.take(Retire) == []
-    [publish] = driver.take(Publish)
-    driver.send(PublishDone(step=3, save=publish.save))
-    assert [one.step for one in driver.take(Retire)] == [1]
+    assert driver.orders("retire") == []
+    [publish] = driver.orders("commit")
+    driver.send(CarriedOut(intent=publish))
+    assert [one.step for one in driver.orders("retire")] == [1]
 
 
 def test_retention_does_not_wait_for_a_next_commit():
@@ -306,11 +305,11 @@ def test_retention_does_not_wait_for_a_next_commit():
     driver.auto = False
     for one in committed(driver, 1, 2):
         assert driver.take(Append) == []
-        driver.send(PublishDone(step=one.step, save=one.save))
+        driver.send(CarriedOut(intent=one))
     [entry] = [one.entry for one in driver.take(Append)]
     assert [(one.step, one.kind) for one in entry.intents if one.kind == "retire"] == [(1, "retire")]
     driver.send(Appended(seq=entry.seq, outcome="ok"))
-    assert [one.step for one in driver.take(Retire)] == [1]
+    assert [one.step for one in driver.orders("retire")] == [1]
 
 
 def test_a_failed_publication_is_repeated():
@@ -318,11 +317,11 @@ def test_a_failed_publication_is_repeated():
     driver.auto = False
     driver.stage(2, promised=True)
     driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
-    [publish] = driver.take(Publish)
-    driver.send(PublishDone(step=2, save=publish.save, error="503"))
+    [publish] = driver.orders("commit")
+    driver.send(CarriedOut(intent=publish, error="503"))
     assert driver.take(Discard) == []
     driver.tick(5.0)
-    assert driver.take(Publish) == [publish]
+    assert driver.orders("commit") == [publish]
 
 
 def test_takeover_finishes_open_intents_publication_first():
@@ -331,8 +330,7 @@ def test_takeover_finishes_open_intents_publication_first():
         Intent(kind="commit", step=5, save="a1k5", attempt=1, seq=10),
     )
     driver = Driver(tail=history(3, 5, intents=intents), dead=(1,))
-    order = [one for one in driver.out if isinstance(one, Publish | Retire)]
-    assert [type(one).__name__ for one in order] == ["Publish", "Retire"]
+    assert [one.intent.kind for one in driver.out if isinstance(one, CarryOut)] == ["commit", "retire"]
     driver.join(AB)
     assert driver.restore().step == 5
 
@@ -357,10 +355,11 @@ def test_a_pinned_step_is_removed_when_its_pin_is_gone():
     for step in (1, 2):
         driver.stage(step, promised=True)
         driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
-        [publish] = driver.take(Publish)
-        driver.send(PublishDone(step=step, save=publish.save))
-    assert [one.step for one in driver.take(Retire)] == [1]
-    driver.send(RetireDone(step=1, pinned="an evaluation on h"))
+        [publish] = driver.orders("commit")
+        driver.send(CarriedOut(intent=publish))
+    [removal] = driver.orders("retire")
+    assert removal.step == 1
+    driver.send(CarriedOut(intent=removal, pinned="an evaluation on h"))
     assert driver.core.journal.troubles == [], "nothing has failed"
     assert driver.core.journal.tail is not None
     assert [one.step for one in driver.core.journal.tail.live] == [2], "it is decided, only not carried out"
@@ -368,10 +367,10 @@ def test_a_pinned_step_is_removed_when_its_pin_is_gone():
     driver.send(DeleteAsked(ask=Ask("d1"), step=1))
     assert driver.replies(Failure)[-1].error == "StepNotFoundError"
     driver.tick(10.0)
-    assert driver.take(Retire) == []
+    assert driver.orders("retire") == []
     driver.tick(25.0)
-    assert [one.step for one in driver.take(Retire)] == [1]
-    driver.send(RetireDone(step=1))
+    assert [one.step for one in driver.orders("retire")] == [1]
+    driver.send(CarriedOut(intent=removal))
     assert driver.core.journal.pinned == {}
 
 

@@ -8,7 +8,6 @@ from raystate.core.formats.messages import (
     NOWHERE,
     Advise,
     HostId,
-    HostUp,
 )
 from tests.core.driver import Driver, running
 
@@ -60,20 +59,6 @@ def test_what_two_ranks_of_one_host_have_reported_together_is_judged_for_all():
         driver.word(rank, 3, report=False)
     driver.report("a")
     assert driver.core.snapshots.dead == {(2, 0)}
-
-
-def test_what_a_dead_host_actor_said_of_trainers_goes_with_it():
-    """Schedule 126309: a restarted HostActor that had not reported yet made its trainers look as if they had skipped steps."""
-    driver = running()
-    driver.stage(1)
-    driver.hold(0, 2)
-    driver.auto = False
-    driver.send(HostUp(host=HostId("a"), incarnation="i2"))
-    driver.hold(1, 2)
-    assert driver.core.snapshots.dead == set()
-    driver.auto = True
-    driver.report("a", "i2")
-    assert driver.core.snapshots.stable == (2, 0)
 
 
 def test_newer_reports_only():

@@ -26,12 +26,12 @@ from raystate.config import StateConfig
 from raystate.core.formats.errors import RaystateError, StorageError
 from raystate.core.formats.messages import (
     Advice,
+    CarriedOut,
     Copy,
     EndTrainers,
     HostId,
     Invalidate,
     Joined,
-    PublishDone,
     Reply,
     Staged,
     TrainerExited,
@@ -555,9 +555,9 @@ class World:
         real = loop.post
 
         def post(event: Any) -> None:
-            if isinstance(event, PublishDone) and not event.error:
+            if isinstance(event, CarriedOut) and event.intent.kind == "commit" and not event.error:
                 try:
-                    self.published(event.step)
+                    self.published(event.intent.step)
                 except Violation as error:  # raised here, it would be taken for a failure of storage
                     self.found.append(str(error))
             real(event)

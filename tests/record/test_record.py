@@ -88,7 +88,7 @@ def test_a_message_of_another_version_is_refused() -> None:
     with pytest.raises(UnknownMessageError, match="no message Teleported"):
         decode({"Teleported": {}})
     with pytest.raises(UnknownMessageError, match="colour"):
-        decode({"HostUp": {"host": "a", "incarnation": "i", "colour": "red"}})
+        decode({"HostDown": {"host": "a", "reason": "r", "colour": "red"}})
 
 
 # ---------------------------------------------------------------- replay
@@ -128,7 +128,7 @@ def test_a_simulated_run_is_decided_again_in_the_same_way(seed: int, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Coordinator, "handle", listen)
         assert simulate(seed).ok
-    assert sum(len(records) for _, records in heard.values()) > 50
+    assert sum(len(records) for _, records in heard.values()) > 30
     for machine, records in heard.values():
         assert_same(AttemptRecord(attempt=0, settings=machine.settings, records=through_json(records)), machine)
 

@@ -12,16 +12,17 @@ from raystate.core.formats.messages import (
     Advice,
     Advise,
     Appended,
+    CarriedOut,
     Event,
     FlushAsked,
     HostDown,
     HostId,
     HostReported,
     HostSummary,
+    Intent,
     LeaveAsked,
     Log,
     Proposal,
-    RetireDone,
     Settings,
     SnapshotId,
     Staged,
@@ -144,7 +145,7 @@ def test_a_snapshot_that_dies() -> None:
     )
     assert lines == [
         "host aaaaaaaa holds the snapshot of rank 0",
-        "host b is down: said nothing",
+        "host b is lost: said nothing",
         "-> its snapshot is dead: it can't become complete",
     ]
 
@@ -169,7 +170,7 @@ def test_who_waits_for_it() -> None:
 
 
 def test_a_pin_and_a_line_of_the_log() -> None:
-    pinned = RetireDone(step=2, pinned="evaluation on host x")
+    pinned = CarriedOut(intent=Intent(kind="retire", step=2, save="a1k1", attempt=1, seq=3), pinned="evaluation on host x")
     line = Log(level="info", text="step 2 is removed when it is no longer pinned (evaluation on host x)")
     other = Log(level="warning", text="step 9 could not be published, unlike step 2")
     assert story_of(2, (pinned, (line,)), (Appended(seq=9, outcome="ok"), (other,))) == [

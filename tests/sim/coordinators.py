@@ -13,20 +13,20 @@ from raystate.core.formats.messages import (
     Append,
     Appended,
     BuildPackage,
+    CarriedOut,
+    CarryOut,
     Claimed,
     Copy,
     Discard,
     EndTrainers,
     Finish,
+    Intent,
     Invalidate,
     LiveStep,
     Log,
     LogEntry,
     Packaged,
-    Publish,
-    PublishDone,
-    Retire,
-    RetireDone,
+    SnapshotId,
     Superseded,
     Tick,
     Write,
@@ -99,7 +99,10 @@ class CoordinatorProc(Proc):
             return
         if more := event is not _TICK and self.world.random() < BATCHED:
             self.world.on(self, 0.1 * self.world.random(), self.feed, _TICK)
-        for command in self.core.handle(event, self.world.now_s - self.born_s, more=more):
+        commands = self.core.handle(event, self.world.now_s - self.born_s, more=more)
+        if more:  # judged by the hosts that were known then: the batch may bring another one
+            self.world.check_stable(self, SnapshotId(self.core.snapshots._lineage, *self.core.snapshots.stable))
+        for command in commands:
             kind = type(command)
             if isinstance(command, Log):
                 if command.text.startswith(NO_REST):
@@ -189,62 +192,69 @@ class CoordinatorProc(Proc):
         kept = keep_newest(KEPT)([*command.live, LiveStep(step=command.step, save=command.save)])
         self._step(self.feed, Packaged(save=command.save, error=error, kept=tuple(kept)))
         if "publish_first" in world.mutations and not error:
-            self._publish(Publish(step=command.step, save=command.save))
+            intent = Intent(kind="commit", step=command.step, save=command.save, attempt=self.core.attempt, seq=-1)
+            self._publish(intent)
 
-    def _publish(self, command: Publish) -> None:
+    def _carry_out(self, command: CarryOut) -> None:
+        if command.intent.kind == "commit":
+            self._publish(command.intent)
+        else:
+            self._retire(command.intent)
+
+    def _publish(self, intent: Intent) -> None:
         if self.world.storage.is_directory:
-            self._step(self._rename, command)
+            self._step(self._rename, intent)
             return
         names = (MARKER, *FILES) if "marker_first" in self.world.mutations else (*FILES, MARKER)
-        self._step(self._put, command, names)
+        self._step(self._put, intent, names)
 
-    def _put(self, command: Publish, names: tuple[str, ...]) -> None:
+    def _put(self, intent: Intent, names: tuple[str, ...]) -> None:
         if self._falls_asleep("publish"):
-            self._step(self._put, command, names)
+            self._step(self._put, intent, names)
             return
         storage = self.world.storage
         error = ""
         if storage.outage:
             error = "storage is out"
-        elif not storage.put(command.step, names[0], command.save):
-            error = f"{names[0]} of step {command.step} is there with other bytes"
+        elif not storage.put(intent.step, names[0], intent.save or ""):
+            error = f"{names[0]} of step {intent.step} is there with other bytes"
         elif len(names) > 1:
-            self._step(self._put, command, names[1:])
+            self._step(self._put, intent, names[1:])
             return
-        self._step(self.feed, PublishDone(step=command.step, save=command.save, error=error))
+        self._step(self.feed, CarriedOut(intent=intent, error=error))
 
-    def _rename(self, command: Publish) -> None:
+    def _rename(self, intent: Intent) -> None:
         if self._falls_asleep("publish"):
-            self._step(self._rename, command)
+            self._step(self._rename, intent)
             return
         storage = self.world.storage
         error = ""
         if storage.outage:
             error = "storage is out"
-        elif not storage.rename(command.step, command.save):
-            error = f"step {command.step} is there from another save, or its source is gone"
-        self._step(self.feed, PublishDone(step=command.step, save=command.save, error=error))
+        elif not storage.rename(intent.step, intent.save or ""):
+            error = f"step {intent.step} is there from another save, or its source is gone"
+        self._step(self.feed, CarriedOut(intent=intent, error=error))
 
-    def _retire(self, command: Retire) -> None:
-        if command.aside:
-            self.world.storage.aside.add(command.step)
+    def _retire(self, intent: Intent) -> None:
+        if intent.aside:
+            self.world.storage.aside.add(intent.step)
         names: tuple[tuple[str, ...], ...] = ((MARKER, *FILES),) if self.world.storage.is_directory else ((MARKER,), FILES)
-        self._step(self._remove, command, names)
+        self._step(self._remove, intent, names)
 
-    def _remove(self, command: Retire, names: tuple[tuple[str, ...], ...]) -> None:
+    def _remove(self, intent: Intent, names: tuple[tuple[str, ...], ...]) -> None:
         if self._falls_asleep("retire"):
-            self._step(self._remove, command, names)
+            self._step(self._remove, intent, names)
             return
         storage = self.world.storage
         error = ""
         if storage.outage:
             error = "storage is out"
         else:
-            storage.remove(command.step, command.save, names[0], aside=command.aside)
+            storage.remove(intent.step, intent.save, names[0], aside=intent.aside)
             if len(names) > 1:
-                self._step(self._remove, command, names[1:])
+                self._step(self._remove, intent, names[1:])
                 return
-        self._step(self.feed, RetireDone(step=command.step, error=error))
+        self._step(self.feed, CarriedOut(intent=intent, error=error))
 
     def _discard(self, command: Discard) -> None:
         if self.world.random() < 0.3:
@@ -279,8 +289,7 @@ _DO: dict[type, Any] = {
     Copy: CoordinatorProc._order,
     BuildPackage: CoordinatorProc._build,
     Append: CoordinatorProc._append,
-    Publish: CoordinatorProc._publish,
-    Retire: CoordinatorProc._retire,
+    CarryOut: CoordinatorProc._carry_out,
     Discard: CoordinatorProc._discard,
     Finish: CoordinatorProc._finish,
     Superseded: CoordinatorProc._superseded,

@@ -48,7 +48,6 @@ def kill_actor(world: World) -> None:
     node = _some_node(world)
     if node is not None and node.actor is not None and node.actor.alive:
         node.actor.alive = False
-        world.host_down(node, "its HostActor was killed", gone=False)
         world.at(0.5 + world.random(), world.start_actor, node)
         if world.random() < 0.3:
             kill_trainer(world)
@@ -74,7 +73,6 @@ def lose_arena(world: World) -> None:
     node.sets.clear()
     node.memory = HostMemory()
     world.weaken(node)
-    world.host_down(node, "its HostActor was killed", gone=False)
     world.at(0.5 + world.random(), world.start_actor, node)
 
 
@@ -103,7 +101,7 @@ def _lose(world: World, node: Node) -> None:
         if one.trainer is not None:
             one.trainer.die("its node is lost")
     world.weaken(node)
-    world.host_down(node, "the node is lost", gone=True)
+    world.node_lost(node)
     world.at(1.0 + 8.0 * world.random(), _replace, world, node)
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from raystate.core.formats.messages import Finish, LeaveReply, ResizeAsked
+from raystate.core.formats.messages import (
+    Finish,
+    LeaveReply,
+    StopAsked,
+)
 from tests.sim.network import Network
 from tests.sim.nodes import Node
 from tests.sim.storage import Violation
@@ -82,7 +86,7 @@ class Launcher(Network):
             return
         if sum(node.up for node in self.nodes) > len(group.members):
             self.growths += 1
-            self._deliver(ResizeAsked(group=group.name, reason="the run grows"))
+            self._deliver(StopAsked(reason="the run grows", within_s=None, group=group.name))
         self.at(LOOK_S, self._look, group)
 
     def _stored(self) -> list[int]:

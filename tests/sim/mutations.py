@@ -204,8 +204,8 @@ def _stable_without_all() -> Any:
 def _stale_reports_believed() -> Any:
     """The choice is made from whatever reports there are, however old."""
 
-    def is_fresh(_: inquiry.RestoreInquiry, view: memory.HostView, __: group.Group) -> bool:
-        return view.reported_s is not None
+    def is_fresh(*_: Any) -> bool:
+        return True
 
     return _patched(inquiry.RestoreInquiry, "is_fresh", is_fresh)
 
@@ -378,11 +378,11 @@ def _one_copy() -> Any:
 
 def _growth_taken_back() -> Any:
     """A step that all have agreed on is withdrawn when they don't reach it within a second."""
-    asked, late = agreement.Agreement.stop_asked, agreement.Agreement._stop_is_late
+    asked, late = agreement.Agreement.stop, agreement.Agreement._stop_is_late
 
-    def stop_asked(self: agreement.Agreement, event: Any) -> None:
-        asked(self, event)
-        if event.within_s is None and self._stop is not None:
+    def stop(self: agreement.Agreement, reason: str, within_s: float | None, only: Any) -> None:
+        asked(self, reason, within_s, only)
+        if within_s is None and self._stop is not None:
             self._stop.agree_until_s = self.desk.now_s + 1.0
 
     def stop_is_late(self: agreement.Agreement, stop: Any, proposal: Any) -> None:
@@ -394,7 +394,7 @@ def _growth_taken_back() -> Any:
 
     @contextmanager
     def both() -> Iterator[frozenset[str]]:
-        with _patched(agreement.Agreement, "stop_asked", stop_asked), _patched(agreement.Agreement, "_stop_is_late", stop_is_late):
+        with _patched(agreement.Agreement, "stop", stop), _patched(agreement.Agreement, "_stop_is_late", stop_is_late):
             yield frozenset()
 
     return both()

@@ -209,10 +209,10 @@ class World(Launcher):
         if self.current is None or proc is not self.current:
             self.current = proc
 
-    def host_down(self, node: Node, reason: str, *, gone: bool) -> None:
+    def node_lost(self, node: Node) -> None:
         """Ray notices, mostly."""
         if self.random() < 0.7:
-            self.at(0.3 + self.random(), self._deliver, HostDown(host=node.id, reason=reason, gone=gone))
+            self.at(0.3 + self.random(), self._deliver, HostDown(host=node.id, reason="the node is lost"))
 
     def superseded(self, proc: CoordinatorProc) -> None:
         proc.alive = False

@@ -17,6 +17,7 @@ from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import error_from_name
 from raystate.core.formats.messages import (
     Ask,
+    CarriedOut,
     DeleteAsked,
     Event,
     Failure,
@@ -28,7 +29,6 @@ from raystate.core.formats.messages import (
     RestoreChoice,
     RestoreSettled,
     RestoreTried,
-    RetireDone,
     Settings,
     SnapshotId,
 )
@@ -263,9 +263,6 @@ class Process:
 
     def _heard(self, event: Event) -> None:
         self.news = True
-        if isinstance(event, RetireDone) and not (event.error or event.pinned):
-            journal = self.machine.journal
-            assert journal.tail is not None
-            for intent in journal.tail.intents:
-                if intent.kind == "retire" and intent.step == event.step and intent.step in journal.retiring:
-                    self.witness.heard_gone(intent.step, intent.save)
+        if isinstance(event, CarriedOut) and event.intent.kind == "retire" and not (event.error or event.pinned):
+            if event.intent.step in self.machine.journal.retiring:
+                self.witness.heard_gone(event.intent.step, event.intent.save)

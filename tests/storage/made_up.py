@@ -18,9 +18,7 @@ from raystate.core.formats.messages import (
     HostId,
     HostReported,
     HostSummary,
-    HostUp,
     Invalidate,
-    Invalidated,
     Staged,
     TrainerSeen,
     Write,
@@ -49,6 +47,7 @@ class MadeUpHosts:
         self.ids = [HostId(f"{name}host{index}") for index in range(HOSTS)]
         self.staged: dict[HostId, tuple[Staged, ...]] = {}
         self.seen: dict[HostId, TrainerSeen] = {}
+        self.base: dict[HostId, Invalidate] = {}
         self.sequence: dict[HostId, int] = {}
 
     # ---------------------------------------------------------------- what their trainers do
@@ -72,7 +71,6 @@ class MadeUpHosts:
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
         del on_error
         if host not in self.sequence:
-            self.post(HostUp(host=host, incarnation=host))
             self._report(host)
 
     def advise(self, host: HostId, advice: Advice) -> None:
@@ -82,7 +80,8 @@ class MadeUpHosts:
     def invalidate(self, order: Invalidate) -> None:
         held = self.staged.get(order.host, ())
         self.staged[order.host] = tuple(one for one in held if order.spares(one.lineage, one.step))
-        self.post(Invalidated(host=order.host, step=order.step, attempt=order.attempt, seq=order.seq))
+        self.base[order.host] = order
+        self._report(order.host)
 
     def copy(self, order: Copy) -> None:
         pass
@@ -121,7 +120,12 @@ class MadeUpHosts:
         self.sequence[host] = self.sequence.get(host, 0) + 1
         trainers = (self.seen[host],) if host in self.seen else ()
         summary = HostSummary(
-            host=host, incarnation=host, seq=self.sequence[host], staged=self.staged.get(host, ()), trainers=trainers
+            host=host,
+            incarnation=host,
+            seq=self.sequence[host],
+            staged=self.staged.get(host, ()),
+            trainers=trainers,
+            base=self.base.get(host),
         )
         self.post(HostReported(summary=summary))
 

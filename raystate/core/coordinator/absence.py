@@ -67,11 +67,8 @@ class Absence:
         return sorted({*filter(self.is_away, self._since_s), *self._silent})
 
     def may_bring_more(self) -> bool:
-        """Whether a host of the group is away, or has just started anew and not reported yet."""
-        group = self._joins.group
-        hosts = () if group is None else dict.fromkeys(group.hosts.values())
-        views = [view for host in hosts if (view := self._memory.hosts.get(host)) is not None]
-        return bool(self.hosts()) or any(view.up and view.reported_s is None for view in views)
+        """Whether a host of the group is away."""
+        return bool(self.hosts())
 
     def has_waited(self, since_s: float, patience_s: float) -> bool:
         """Whether so many seconds have passed with all hosts there: these are waited for, but not without end."""

@@ -18,7 +18,7 @@ from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
-from raystate.core.formats.messages import Proposal, StopAsked, TrainerSeen
+from raystate.core.formats.messages import Proposal, TrainerSeen
 from raystate.waits import FIRST_STEP_AGAIN_S
 
 IDS_PER_ATTEMPT = 1_000_000
@@ -30,12 +30,15 @@ class _Stop:
     """A stop that was asked for.
 
     Attributes:
+        reason: why.
+        only: nonce of the one worker group that is meant; "": any that trains.
         agree_until_s: a common step must be agreed on by then.
         gone_s: then some trainers may be gone; inf: none goes away.
         is_late: half of the time has passed; the newest snapshot was made durable, if need be.
     """
 
-    asked: StopAsked
+    reason: str
+    only: str
     agree_until_s: float
     gone_s: float
     is_late: bool = False
@@ -66,23 +69,29 @@ class Agreement:
         """This attempt owns the run: time-based saves count from now."""
         self._last_save_s = self.desk.now_s
 
-    def stop_asked(self, event: StopAsked) -> None:
-        """Somebody wants the attempt to end: all ranks are to stop at one step. The earliest deadline counts."""
+    def stop(self, reason: str, within_s: float | None, only: Group | None) -> None:
+        """All ranks are to stop at one step. The earliest deadline counts.
+
+        Args:
+            reason: why.
+            within_s: as in StopAsked.
+            only: the one worker group that is meant; None: any that trains.
+        """
         self._forget_stop_of_others(self.joins.group)
         now_s = self.desk.now_s
-        within_s = math.inf if event.within_s is None else event.within_s
-        if self._stop is None or now_s + within_s < self._stop.gone_s:
-            to_agree_s = self.desk.settings.barrier_timeout_s if event.within_s is None else event.within_s * TO_AGREE
+        gone_s = now_s + (math.inf if within_s is None else within_s)
+        if self._stop is None or gone_s < self._stop.gone_s:
+            to_agree_s = self.desk.settings.barrier_timeout_s if within_s is None else within_s * TO_AGREE
             agree_until_s = now_s + to_agree_s
             if self._stop is not None:
                 agree_until_s = min(agree_until_s, self._stop.agree_until_s)
-            self._stop = _Stop(event, agree_until_s, now_s + within_s)
-            when = "" if event.within_s is None else f", within {within_s:.1f} s"
-            self.desk.log("info", f"stop asked{when}: {event.reason}")
+            self._stop = _Stop(reason, "" if only is None else only.nonce, agree_until_s, gone_s)
+            when = "" if within_s is None else f", within {within_s:.1f} s"
+            self.desk.log("info", f"stop asked{when}: {reason}")
 
     def _forget_stop_of_others(self, group: Group | None) -> None:
         stop = self._stop
-        if stop is not None and stop.asked.group and group is not None and group.nonce != stop.asked.group:
+        if stop is not None and stop.only and group is not None and group.nonce != stop.only:
             self._stop = None
 
     def take_last_stable_wanted(self) -> bool:
@@ -93,13 +102,17 @@ class Agreement:
     # ---------------------------------------------------------------- progress
 
     def turn(self) -> None:
-        """Go on as far as the ranks' answers allow."""
+        """Go on as far as the ranks' answers and the time allow."""
+        self._go_on()
+        self._look_at_time()
+
+    def _go_on(self) -> None:
         proposal, group = self.snapshots.proposal, self.joins.group
         self._forget_stop_of_others(group)
         if group is None or not group.alive:
             if proposal is not None and proposal.state == "proposed":
                 self._end(proposal, "the group has ended")
-            if self._stop is not None and group is not None and (self._stopping is group or self._stop.asked.group):
+            if self._stop is not None and group is not None and (self._stopping is group or self._stop.only):
                 self._stop = None  # the group that was to stop is gone
             return
         if self._group is not group:
@@ -111,7 +124,7 @@ class Agreement:
         if proposal is None or proposal.state == "withdrawn":
             self._release_waiting(group)
             if self._stop is not None:
-                self._propose(group, "stop", self._stop.asked.reason, self._stop.agree_until_s)
+                self._propose(group, "stop", self._stop.reason, self._stop.agree_until_s)
             return
         if group.world is None:
             return
@@ -143,7 +156,7 @@ class Agreement:
                 return False
             views = [self.snapshots.memory.hosts.get(host) for host in sorted(set(group.hosts.values()))]
             for view in views:
-                if view is None or view.reported_s is None or (view.heard_of is not None and view.heard_of < self.desk.attempt):
+                if view is None or not view.up or (view.heard_of is not None and view.heard_of < self.desk.attempt):
                     return False
             acked = group.acked
             shown = [view.proposal_seen for view in views if view is not None and view.proposal_seen is not None]
@@ -263,14 +276,14 @@ class Agreement:
         """Forget it. Returns why it did not work."""
         self._stop = None
         if proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed":
-            return f"it should have stopped at step {proposal.step}, and still runs when it has to be gone: {stop.asked.reason}"
+            return f"it should have stopped at step {proposal.step}, and still runs when it has to be gone: {stop.reason}"
         why = "not all ranks train yet"
         if proposal is not None and proposal.state == "proposed":
             why = f"{self._unanswered(proposal)} in time"
-            self._end(proposal, f"{why}: {stop.asked.reason}")
-        return f"no step to stop at together, {why}: {stop.asked.reason}"
+            self._end(proposal, f"{why}: {stop.reason}")
+        return f"no step to stop at together, {why}: {stop.reason}"
 
-    def tick(self) -> None:
+    def _look_at_time(self) -> None:
         """Withdraw what was not answered in time, and propose a save when one is due by time."""
         proposal, now_s = self.snapshots.proposal, self.desk.now_s
         if self._stop is not None and now_s >= self._stop.agree_until_s:

@@ -123,21 +123,15 @@ class Copying:
         return changed
 
     def _assign(self) -> None:
-        """A host that is down and expected back stays a peer: what it holds comes back with it."""
         if not self._changed:
             return
-        now_s = self.desk.now_s
-        domains = {
-            view.host: view.domain or view.host
-            for view in self.memory.views
-            if view.domain is not None and (view.up or view.back_until_s > now_s)
-        }
+        domains = {view.host: view.domain or view.host for view in self.memory.views if view.up}
         if domains != self.domains:
             self.domains = domains
             self._peers = assign_peers(domains, self.desk.settings.replicas, self._peers)
 
-    def reported(self, view: HostView, no_copies: str | None) -> None:
-        """A host has reported. `no_copies`: what it had said of that before; None: this is its first report."""
+    def reported(self, view: HostView, no_copies: str) -> None:
+        """A host has reported. `no_copies`: what it had said of that before."""
         if not self.is_on:
             return
         if view.no_copies != no_copies:
@@ -217,10 +211,7 @@ class Copying:
         """Repeat orders, and stop waiting for copies that don't come."""
         if not self.is_on or self._target is None:
             return
-        now_s, domains, changed = self.desk.now_s, self.domains, self._changed
-        self._changed = True  # a host may not be expected back any more
-        self._assign()
-        self._changed = changed or self.domains is not domains
+        now_s = self.desk.now_s
         for host in [host for host, until_s in self._excused.items() if now_s >= until_s]:
             del self._excused[host]
         snap = self.memory.complete(self._target)

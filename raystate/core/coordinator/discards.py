@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from raystate.core.coordinator.desk import Desk
 from raystate.core.coordinator.memory import HostView, Memory
-from raystate.core.formats.messages import HostId, Invalidate, Invalidated
+from raystate.core.formats.messages import HostId, Invalidate
 from raystate.waits import RETRY_FIRST_S
 
 _NO_HOST = HostId("")
@@ -62,9 +62,3 @@ class Discards:
         if self._desk.now_s - self._told_s.get(view.host, -1e9) >= RETRY_FIRST_S:
             self._told_s[view.host] = self._desk.now_s
             self._desk.out.append(replace(base, host=view.host))
-
-    def invalidated(self, event: Invalidated) -> None:
-        """A host says that it has discarded what an order gave up."""
-        view = self._memory.hosts.get(event.host)
-        if view is not None:
-            self._memory.discarded(view, (event.attempt, event.seq))

@@ -89,8 +89,8 @@ class Hangs:
         seen: dict[int, float] = {}
         for rank in group.seen:
             view = self._joins.memory.hosts[group.hosts[rank]]
-            if view.up and view.reported_s is not None:
-                seen[rank] = view.reported_s - max(self._since_s, group.moved_s[rank])
+            if view.up:
+                seen[rank] = view.heard_s - max(self._since_s, group.moved_s[rank])
         unseen = dict.fromkeys(group.seen, min(seen.values(), default=0.0))
         return unseen | seen
 

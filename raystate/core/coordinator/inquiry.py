@@ -45,12 +45,12 @@ class Inquiry:
 
     def is_answered(self, view: HostView) -> bool:
         """Whether the host has reported after the question reached it."""
-        return view.reported_s is not None and view.reported_s >= self.began_s and not self._has_not_heard(view)
+        return view.heard_s >= self.began_s and not self._has_not_heard(view)
 
     def is_on_its_way(self, view: HostView) -> bool:
         """The host speaks, but what it says is from before the question reached it."""
         heard_lately = self._desk.now_s - view.heard_s < self._desk.settings.host_timeout_s
-        return heard_lately and view.reported_s is not None and self._has_not_heard(view)
+        return heard_lately and self._has_not_heard(view)
 
     def _has_not_heard(self, view: HostView) -> bool:
         """The question has not reached it, as its last report says."""
@@ -58,11 +58,11 @@ class Inquiry:
 
 
 class RestoreInquiry(Inquiry):
-    """Before a restore: hosts that are down and expected back are waited for, and no trainer of an older worker group may be left."""
+    """Before a restore: no trainer of an older worker group may be left."""
 
     def is_late(self, view: HostView, group: Group) -> bool:
-        """Its report has to be waited for: it has not said yet what it holds now, or it is down and expected back."""
-        return not self.is_fresh(view, group) if view.up else view.back_until_s > self._desk.now_s
+        """Its report has to be waited for: it has not said yet what it holds now."""
+        return view.up and not self.is_fresh(view, group)
 
     def is_fresh(self, view: HostView, group: Group) -> bool:
         """The host's last report was made after all ranks had asked, and no trainer of an older worker group is left there."""
@@ -75,5 +75,5 @@ class RestoreInquiry(Inquiry):
             # One that has just come back is given the time to answer; one that speaks and has not heard the question yet, too.
             patient = self.is_on_its_way(view) and waited_s < 2 * limit_s
             if view.up and not self.is_fresh(view, group) and self._snapshots.had_its_time(view) and not patient:
-                why = "trainers of an older lineage are still there" if view.reported_s is not None else "no report"
+                why = "trainers of an older lineage are still there" if self.is_answered(view) else "no report"
                 self._snapshots.give_up_on(view.host, f"{why} after {waited_s:.1f} s of restoring")

@@ -19,14 +19,12 @@ from raystate.core.formats.messages import (
     Append,
     Appended,
     AttemptDead,
+    CarriedOut,
+    CarryOut,
     Claimed,
     Intent,
     LiveStep,
     LogEntry,
-    Publish,
-    PublishDone,
-    Retire,
-    RetireDone,
     SnapshotId,
     Superseded,
 )
@@ -102,6 +100,7 @@ class Journal:
         self._work: dict[IntentKey, _Work] = {}
         self.editors: Mapping[Kind, Editor] = {}
         self._requests: deque[Request] = deque()
+        self._stays: set[int] = set()  # steps of which people have been told that they can't be retired yet
         self._flight: LogEntry | None = None
         self._flight_of: Request | None = None
         self._resend_s: float | None = None
@@ -175,7 +174,15 @@ class Journal:
 
     def retirable(self, retires: Iterable[Retirement]) -> list[Retirement]:
         """Those of these steps that may be retired now."""
-        return [(step, why) for step, why in retires if self.refuse_retire(step) is None]
+        free: list[Retirement] = []
+        for step, why in retires:
+            refused = self.refuse_retire(step)
+            if refused is None:
+                free.append((step, why))
+            elif self.held_by and step not in self._stays:
+                self._stays.add(step)
+                self.desk.log("info", f"{refused}. Until then it stays beside the steps that retention keeps")
+        return free
 
     def trouble(self, text: str, *, of_storage: bool = True, is_told: bool = True) -> None:
         """A step is not durable, or not yet: log it, and tell users until a step has been published again.
@@ -229,10 +236,7 @@ class Journal:
                 if work.busy or work.next_s > desk.now_s or self._has_to_wait(intent, publishing):
                     continue
                 work.busy = True
-                if intent.kind == "commit":
-                    desk.out.append(Publish(step=intent.step, save=intent.save or ""))
-                else:
-                    desk.out.append(Retire(step=intent.step, save=intent.save, aside=intent.aside))
+                desk.out.append(CarryOut(intent=intent))
         if self._flight is not None:
             if self._resend_s is not None and desk.now_s >= self._resend_s:
                 self._resend_s = None
@@ -348,43 +352,32 @@ class Journal:
 
     # ---------------------------------------------------------------- carrying out
 
-    def publish_done(self, event: PublishDone) -> None:
-        """How the publication of a committed step went."""
-        work = self._begun("commit", event.step)
-        if work is not None and work.intent.save == event.save:
-            self._ended(work, event.error, "published", f"step {event.step} is durable (save {event.save})")
-
-    def retire_done(self, event: RetireDone) -> None:
-        """How the removal of a retired step went."""
-        work = self._begun("retire", event.step)
-        if work is None:
+    def carried_out(self, event: CarriedOut) -> None:
+        """How the publication of a committed step, or the removal of a retired one, went."""
+        key = key_of(event.intent)
+        work = self._work.get(key)
+        if work is None or not work.busy:
             return
-        if not event.pinned:
-            self._ended(work, event.error, "retired", f"step {event.step} is retired: {work.intent.reason}")
+        step, is_commit = work.intent.step, work.intent.kind == "commit"
+        if event.pinned:
+            # A pin is no failure: users hear of no trouble, and the end of the run doesn't wait.
+            # (test_saves.test_a_pinned_step_is_removed_when_its_pin_is_gone)
+            if not work.pinned:
+                self.desk.log("info", f"step {step} is removed when it is no longer pinned ({event.pinned})")
+            work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + RETRY_LAST_S
             return
-        # A pin is no failure: users hear of no trouble, and the end of the run doesn't wait.
-        # (test_saves.test_a_pinned_step_is_removed_when_its_pin_is_gone)
-        if not work.pinned:
-            self.desk.log("info", f"step {event.step} is removed when it is no longer pinned ({event.pinned})")
-        work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + RETRY_LAST_S
-
-    def _begun(self, kind: str, step: int) -> _Work | None:
-        """What the shell has been told to carry out and has not answered."""
-        return next((one for one in self._work.values() if one.busy and (one.intent.kind, one.intent.step) == (kind, step)), None)
-
-    def _ended(self, work: _Work, error: str, what: str, done: str) -> None:
-        if error:
+        if event.error:
             work.busy = False
             work.tries += 1
             work.next_s = self.desk.now_s + retry_delay_s(work.tries)
-            self.trouble(f"step {work.intent.step} could not be {what}: {error}; it is tried again")
+            self.trouble(f"step {step} could not be {'published' if is_commit else 'retired'}: {event.error}; it is tried again")
             return
-        key = key_of(work.intent)
         del self._work[key]
         self.carried.add(key)
-        if work.intent.kind == "commit":
+        if is_commit:
             self.troubles, self.fails = [], False
-        self.desk.log("info", done)
+        done = f"durable (save {work.intent.save})" if is_commit else f"retired: {work.intent.reason}"
+        self.desk.log("info", f"step {step} is {done}")
         self._looked()
 
 

@@ -36,6 +36,7 @@ from raystate.core.formats.messages import (
     Appended,
     Ask,
     AttemptDead,
+    CarriedOut,
     Claimed,
     Command,
     DeleteAsked,
@@ -46,19 +47,14 @@ from raystate.core.formats.messages import (
     HostDown,
     HostLeaving,
     HostReported,
-    HostUp,
-    Invalidated,
     Joined,
     LeaveAsked,
     LogEntry,
     Packaged,
     Progress,
-    PublishDone,
     ReleaseAsked,
-    ResizeAsked,
     RestoreAsked,
     RestoreTried,
-    RetireDone,
     Settings,
     StopAsked,
     Superseded,
@@ -109,7 +105,6 @@ class Coordinator:
         self._end: Superseded | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Claimed: self._claim,
-            HostUp: self.snapshots.host_up,
             HostDown: self._host_down,
             HostLeaving: self.notices.leaving,
             HostReported: self.snapshots.reported,
@@ -121,15 +116,12 @@ class Coordinator:
             LeaveAsked: self.leaving.leave_asked,
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.deletes.asked,
-            StopAsked: self.agreement.stop_asked,
-            ResizeAsked: self._resize_asked,
-            Invalidated: self.discards.invalidated,
+            StopAsked: self._stop_asked,
             Written: self.saves.written,
             Progress: self.saves.progressed,
             Packaged: self._packaged,
             Appended: self.journal.appended,
-            PublishDone: self.journal.publish_done,
-            RetireDone: self.journal.retire_done,
+            CarriedOut: self.journal.carried_out,
             AttemptDead: self.journal.attempt_dead,
             GivenUp: self._given_up,
             Tick: self._tick,
@@ -312,13 +304,15 @@ class Coordinator:
         self.snapshots.trainer_heard()
         self.joins.joined(event)
 
-    def _resize_asked(self, event: ResizeAsked) -> None:
+    def _stop_asked(self, event: StopAsked) -> None:
         group = self.joins.group
         # One that an earlier attempt has started is not known by its launcher's name.
-        if group is None or not group.alive or self.joins.name not in ("", event.group) or self.leaving.phase != "open":
+        if event.group and (
+            group is None or not group.alive or self.joins.name not in ("", event.group) or self.leaving.phase != "open"
+        ):
             self._desk.log("debug", f"no trainer is asked to stop, the group has ended or is ending: {event.reason}")
             return
-        self.agreement.stop_asked(StopAsked(reason=event.reason, within_s=None, group=group.nonce))
+        self.agreement.stop(event.reason, event.within_s, group if event.group else None)
 
     def _packaged(self, event: Packaged) -> None:
         self.saves.packaged(event)
@@ -338,11 +332,9 @@ class Coordinator:
                 self.journal.attempt_dead(AttemptDead(attempt=attempt))
 
     def _tick(self, _: Tick) -> None:
-        self._settle()  # an answer that came in the same batch as its deadline counts
         self._give_up_waiting()
         self.hangs.tick()
         self.snapshots.tick()
-        self.agreement.tick()
 
 
 def _stale(end: Superseded) -> Failure:

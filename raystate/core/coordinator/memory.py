@@ -26,24 +26,22 @@ class HostView:
     """What the Coordinator knows of one host, from its last report."""
 
     host: HostId
-    heard_s: float
+    heard_s: float  # when its last report came in
     up_s: float  # since when it is up
     up: bool = True
     why_down: str = ""
-    back_until_s: float = -1e9  # down with its pieces, but expected back until then
     incarnation: str = ""
     past: dict[str, int] = field(default_factory=dict[str, int])  # replaced incarnations, each with the newest report number seen
     summary_seq: int = -1
     staged: tuple[Staged, ...] = ()
     trainers: tuple[TrainerSeen, ...] = ()
-    reported_s: float | None = None  # when its last report came in, None before the first of this incarnation
     advised: tuple[int, int] | None = None
     proposal_seen: Proposal | None = None
     heard_of: int | None = None  # newest attempt that the host knows of
     sent: int | None = None  # number of the last Advice given to it; None: it has to be given the newest
     sent_s: float = -1e9
     base_order: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
-    domain: str | None = None  # what it is lost together with; "": nothing else; None: it has not reported yet
+    domain: str = ""  # what it is lost together with; "": nothing else
     no_copies: str = ""  # why it can't keep copies for other hosts
 
     def rise(self, now_s: float) -> bool:
@@ -54,10 +52,6 @@ class HostView:
         self.up = True
         self.up_s = now_s
         return True
-
-    def expect_back(self, until_s: float) -> None:
-        """The host is down, and a recovery waits for it until then."""
-        self.back_until_s = until_s
 
     def told(self, seq: int, now_s: float) -> None:
         """The advice of this number was given to the host."""
@@ -201,12 +195,7 @@ class Memory:
             view.past[view.incarnation] = view.summary_seq
         view.incarnation = incarnation
         view.summary_seq = view.past.pop(incarnation, -1)
-        view.reported_s = None
         view.sent = None
-        view.advised = None
-        # With the pieces: the old one's report of trainers without pieces would look like skipped
-        # steps. (test_snapshots.test_what_a_dead_host_actor_said_of_trainers_goes_with_it)
-        view.trainers = ()
         return True
 
     def forget(self, view: HostView, why: str) -> None:
@@ -214,7 +203,6 @@ class Memory:
         self.place(view, ())
         view.up = False
         view.why_down = why
-        view.reported_s = None
         view.sent = None
         view.trainers = ()
 
@@ -242,7 +230,7 @@ class Memory:
     def take(self, view: HostView, summary: HostSummary, now_s: float) -> dict[SnapshotId, bool]:
         """A report of the known incarnation, newer than the last. Gives what `place` gives."""
         view.summary_seq = summary.seq
-        view.heard_s = view.reported_s = now_s
+        view.heard_s = now_s
         view.advised = summary.advised
         view.proposal_seen = summary.proposal
         view.heard_of = summary.attempt

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from raystate.core.coordinator.agreement import Agreement
 from raystate.core.coordinator.desk import Desk, brief, ranks_text
 from raystate.core.coordinator.group import Group, Joins
-from raystate.core.formats.messages import HostDown, HostId, HostLeaving, StopAsked
+from raystate.core.formats.messages import HostDown, HostId, HostLeaving
 from raystate.waits import MOMENT_S, OVERDUE_S
 
 
@@ -49,9 +49,8 @@ class Notices:
             self._ends[event.host] = _End(until_s, event.reason)
 
     def down(self, event: HostDown) -> None:
-        """A host that is gone for good is not to go away any more."""
-        if event.gone:
-            self._ends.pop(event.host, None)
+        """A host that is gone is not to go away any more."""
+        self._ends.pop(event.host, None)
 
     def _forget_overdue(self) -> None:
         for host, end in [(host, end) for host, end in self._ends.items() if self.desk.now_s - end.until_s >= OVERDUE_S]:
@@ -80,4 +79,4 @@ class Notices:
         ranks = [rank for rank, one in sorted(group.hosts.items()) if one == host]
         reason = brief(f"the node of {ranks_text(ranks, group.hosts)} goes away: {end.why}")
         within_s = max(0.0, end.until_s - self.desk.now_s)
-        self.agreement.stop_asked(StopAsked(reason=reason, within_s=within_s, group=group.nonce))
+        self.agreement.stop(reason, within_s, group)

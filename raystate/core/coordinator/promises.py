@@ -147,7 +147,7 @@ class Promises:
             return False
         if self._memory.complete(key) is not None or self._snapshots.gathering:
             return False
-        return all(view.up and view.reported_s is not None for view in self._memory.views)
+        return all(view.up for view in self._memory.views)
 
     def _skipped(self, key: SnapshotId) -> list[int]:
         """Ranks that are past the snapshot and neither hold nor stage it: it can't become complete any more.
@@ -169,4 +169,4 @@ class Promises:
 
     def _is_up(self, group: Group | None, rank: int) -> bool:
         view = None if group is None else self._memory.hosts[group.hosts[rank]]
-        return view is not None and view.up and view.reported_s is not None  # else a new HostActor may still say that it has it
+        return view is not None and view.up

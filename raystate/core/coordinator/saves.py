@@ -209,7 +209,7 @@ class Saves:
                 self._give_up(key, f"the snapshot of step {key.step} {GAVE_WAY}")
             # A host that is down may come back with its piece.
             # (test_deadlines.test_flush_of_a_step_whose_host_is_down_does_not_call_it_unstaged)
-            elif all(view.up and view.reported_s is not None for view in self.memory.views):
+            elif all(view.up for view in self.memory.views):
                 self._give_up(key, self.joins.lost_text(key))
 
     def _start(self, job: Job, snap: Snap) -> None:

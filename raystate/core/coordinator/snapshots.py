@@ -24,7 +24,6 @@ from raystate.core.formats.messages import (
     HostDown,
     HostId,
     HostReported,
-    HostUp,
     Proposal,
     SnapshotId,
     lineage_order,
@@ -80,19 +79,13 @@ class Snapshots:
         it. (test_ending.test_a_trainer_that_has_just_joined_is_a_sign_of_life)"""
         self.last_trainer_s = self.desk.now_s + STARTS_S
 
-    def host_up(self, event: HostUp) -> None:
-        """A HostActor has started, perhaps anew."""
-        view = self.memory.view(event.host, self.desk.now_s)
-        if self._speaks(view, event.incarnation, 0):
-            self._rise(view)
-
     def _speaks(self, view: HostView, incarnation: str, seq: int) -> bool:
         """False for an incarnation that has been replaced."""
         new = self.memory.incarnate(view, incarnation, seq, self.desk.now_s, self.desk.settings.host_timeout_s / 2)
         if new:
             self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
             self.saves.absence.came(view.host)
-            self.memory.place(view, ())
+            self.copying.look_again()
             self._unadvised.append(view)
         return new is not None
 
@@ -104,19 +97,12 @@ class Snapshots:
             self.copying.look_again()
 
     def host_down(self, event: HostDown) -> None:
-        """A HostActor has died, perhaps with its whole node."""
+        """A node is lost."""
         view = self.memory.hosts.get(event.host)
-        if view is not None and view.up:
-            if (view.staged or view.reported_s is None) and not event.gone:
-                # Its arena outlives the actor: a recovery waits a while for the pieces to be
-                # reported again. The news may be late: the next actor may have started, and not
-                # reported yet. (test_recovery.test_recovery_waits_for_a_host_that_restarts)
-                view.expect_back(self.desk.now_s + self.desk.settings.host_timeout_s)
-            self._fall(view, event.reason)
-        if view is not None and event.gone:
-            view.expect_back(-1e9)
+        if view is not None:
+            if view.up:
+                self._fall(view, event.reason)
             self.saves.absence.lost(view.host)
-            self.copying.look_again()
 
     def had_its_time(self, view: HostView) -> bool:
         """Whether it could have reported by now: one that has only just come back gets as long as the others had."""
@@ -143,7 +129,7 @@ class Snapshots:
             return
         self._rise(view)
         self.saves.absence.heard(view.host)
-        no_copies = None if view.domain is None else view.no_copies
+        no_copies = view.no_copies
         touched = memory.take(view, summary, self.desk.now_s)
         moved = self.joins.observe(view)
         if summary.trainers:
@@ -196,6 +182,10 @@ class Snapshots:
             self.saves.want(snap.id, "values of which a step has one differ between ranks")
         group, place = self.joins.group, snap.id.place
         if group is None or snap.lineage != group.lineage or place <= self.stable or place in self.dead:
+            return
+        # What is complete only after the choice was made is given up by it: no one may rely on it.
+        # (test_recovery.test_what_becomes_complete_after_the_choice_is_not_called_stable)
+        if group.restoring:
             return
         if not self.copying.is_on or (not self.gathering and self.copying.is_safe(snap)):
             self._stable(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from raystate.core.formats.entries import LiveStep, LogEntry
+from raystate.core.formats.entries import Intent, LiveStep, LogEntry
 from raystate.core.formats.names import NOWHERE, Ask, HostId, SaveId, SnapshotId, lineage_order
 from raystate.core.formats.replies import Failure, Reply
 
@@ -192,20 +192,10 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publish:
-    """Carry out an open commit intent. Idempotent."""
+class CarryOut:
+    """Publish or retire a step, as an open intent of the log says. Idempotent."""
 
-    step: int
-    save: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retire:
-    """Carry out an open retire intent. Idempotent."""
-
-    step: int
-    save: str | None
-    aside: bool
+    intent: Intent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +238,6 @@ class Log:
 
 
 Command = (
-    Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | Publish | Retire | Discard
+    Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | CarryOut | Discard
     | Finish | Superseded | Log
 )  # fmt: skip

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from raystate.core.formats.entries import LogEntry
+from raystate.core.formats.entries import Intent, LogEntry
 from raystate.core.formats.names import Ask, HostId, SaveId, SnapshotId
 from raystate.core.formats.reports import HostSummary
 
@@ -24,20 +24,11 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostUp:
-    """A HostActor has started."""
-
-    host: HostId
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostDown:
-    """A HostActor has died, or cannot be reached."""
+    """A node is lost, with its memory. A HostActor that has died without its node says nothing, until the next one reports."""
 
     host: HostId
     reason: str
-    gone: bool = False  # the node itself is lost, with its memory; False: its HostActor may come back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,30 +186,12 @@ class StopAsked:
     After `within_s` from now some of its trainers may be gone. None: no trainer goes away, and a
     stop that the ranks don't agree on in time is given up.
 
-    `group`: only this worker group is meant (see `group_of`); "": any group that trains.
+    `group`: only this worker group is meant, as in Joined; "": any group that trains.
     """
 
     reason: str
     within_s: float | None
     group: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeAsked:
-    """The launcher wants to start this worker group again with another size, at a common step. `group`: as in Joined."""
-
-    group: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invalidated:
-    """A host has discarded everything but what an `Invalidate` spares, and says which: that one's (attempt, seq)."""
-
-    host: HostId
-    step: int
-    attempt: int
-    seq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,21 +256,12 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishDone:
-    """The shell has published a committed step, or could not (`error`)."""
+class CarriedOut:
+    """The shell has published or retired a step, or could not (`error`, `pinned`)."""
 
-    step: int
-    save: str | None
+    intent: Intent
     error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetireDone:
-    """The shell has retired a step, or could not (`error`, `pinned`)."""
-
-    step: int
-    error: str = ""
-    pinned: str = ""  # nothing was done, because somebody has pinned the step: who and why
+    pinned: str = ""  # it was not retired, because somebody has pinned it: who and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +285,7 @@ class Tick:
 
 
 Event = (
-    Claimed | HostUp | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
-    | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Progress | Packaged
-    | Appended | PublishDone | RetireDone | AttemptDead | GivenUp | Tick
+    Claimed | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
+    | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | Written | Progress | Packaged
+    | Appended | CarriedOut | AttemptDead | GivenUp | Tick
 )  # fmt: skip

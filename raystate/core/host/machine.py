@@ -47,10 +47,8 @@ from raystate.core.formats.messages import (
     HostId,
     HostReported,
     HostSummary,
-    HostUp,
     HostWord,
     Invalidate,
-    Invalidated,
     Staged,
     Write,
     group_of,
@@ -106,7 +104,6 @@ class Host:
         self._saves: dict[str, _Save] = {}
         self._newest_save = (0, 0)
         self._reports = Reporting(report_interval_s, heartbeat_s)
-        self._up_said = False
         self._knows_all = False  # until then a report would say that the rest is gone
         self._out: list[HostCommand] = []
         self._now_s = 0.0
@@ -167,9 +164,6 @@ class Host:
         self._now_s = now_s
         out: list[HostCommand] = []
         self._out = self._held.out = self._attached.out = self._copies.out = out
-        if not self._up_said:
-            self._up_said = True
-            out.append(Tell(event=HostUp(host=self.host, incarnation=self.incarnation)))
         # The shell tells first of all sets that it finds: a report before would call the rest lost.
         # (test_host.test_the_first_report_says_all_that_lies_there)
         self._knows_all = self._knows_all or type(event) is not SetFound
@@ -274,14 +268,13 @@ class Host:
         self._changed()
 
     def _invalidate(self, order: Invalidate) -> None:
-        """Discard what a recovery has given up, then say so. One that is not newer than the last changes nothing."""
+        """Discard what a recovery has given up, then report. One that is not newer than the last changes nothing."""
         if self._is_stale(order.attempt):
             return
         if applies(order, self._held.base):
             self._held.give_up(order)
             self._remember()
         self._reports.at_once = True
-        self._out.append(Tell(event=Invalidated(host=self.host, step=order.step, attempt=order.attempt, seq=order.seq)))
 
     def _remember(self) -> None:
         self._out.append(Remember(memory=HostMemory(base=self._held.base, advice=self._advice)))
