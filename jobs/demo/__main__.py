@@ -182,7 +182,7 @@ def short(demo: Demo, stack: contextlib.ExitStack, bucket: str | None) -> tuple[
     demo.finish(calm)
     rough = Run(name="killed", folder=folder, bucket=bucket)
     start(rough, [["jobs.train_lm", *settings(rough, args)]], {"RAY_ADDRESS": address})
-    demo.say("killed: the same training with raystate, a process on each node")
+    demo.say("the same training with raystate, a process on each node; it will be killed")
     kills = [demo.kill(rough, SHORT_KILL_AT, lambda run: kill_trainer(run, 1))]
     demo.finish(rough)
     return calm, rough, kills
@@ -302,6 +302,9 @@ def main() -> int:
     except DemoFailed as error:
         view.say(f"[bold red]It did not hold:[/] {error}")
         return 1
+    except KeyboardInterrupt:
+        view.say("Interrupted. Nothing is left behind.")
+        return 130
     finally:
         if args.svg:
             view.save_svg(args.svg)

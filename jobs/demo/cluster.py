@@ -68,17 +68,18 @@ def local_cluster(*, jobs: bool = True) -> Iterator[str]:
         # The agent takes the jobs; by itself it has the same port in each Ray.
         takes_jobs = {"include_dashboard": True, "dashboard_port": port, "dashboard_agent_listen_port": free_port()}
         head = {**node, "resources": {}, **takes_jobs}
+    cluster = Cluster()
     try:
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-    except Exception as error:  # Ray has no class for it, and its text may be a whole log
-        why = str(error).strip().partition("\n")[0]
-        raise DemoFailed(f"Ray did not start, for which it has 30 s. Try again when the machine does less. {why}") from error
-    try:
-        for _ in range(NODES if jobs else 1):
-            cluster.add_node(wait=False, **node)
-        if jobs:
-            ray.init(address=cluster.address, namespace="demo", log_to_driver=False, logging_level=logging.ERROR)
-        cluster.wait_for_nodes()
+        try:
+            cluster.add_node(**head)
+            for _ in range(NODES if jobs else 1):
+                cluster.add_node(wait=False, **node)
+            if jobs:
+                ray.init(address=cluster.address, namespace="demo", log_to_driver=False, logging_level=logging.ERROR)
+            cluster.wait_for_nodes()
+        except Exception as error:  # Ray has no class for it, and its text may be a whole log
+            why = str(error).strip().partition("\n")[0]
+            raise DemoFailed(f"Ray did not start, for which it has 30 s. Try again when the machine does less. {why}") from error
         yield f"http://127.0.0.1:{port}" if jobs else str(cluster.address)
     finally:
         ray.shutdown()

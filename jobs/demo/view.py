@@ -34,6 +34,7 @@ class View:
             TimeElapsedColumn(),
         )
         self._bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        self._quarters: dict[TaskID, int] = {}  # of each bar, that a log was told of
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -51,7 +52,13 @@ class View:
         return self._bars.add_task(name, total=steps)
 
     def move(self, bar: TaskID, step: int) -> None:
+        """A log gets a line at each quarter instead."""
         self._bars.update(bar, completed=step)
+        task = self._bars.tasks[bar]
+        quarter = 4 * step // int(task.total or 1)
+        if not self.console.is_terminal and self._quarters.get(bar, 0) < quarter < 4:
+            self._quarters[bar] = quarter
+            self.console.print(f"        {task.description}: step {step} of {task.total}", highlight=False)
 
     def end(self, bar: TaskID) -> None:
         """The run of a bar has ended: its time stands."""

@@ -28,8 +28,8 @@ with raystate.StateManager(config) as manager:
     restored = manager.restore_or_init(init)
     weights = restored.state
     print(f"at step {restored.step}, from {restored.tier}", flush=True)
-    for step in range(restored.step + 1, 401):
+    for step in range(restored.step, 400):
         weights, loss = train_step(weights)
-        manager.save(step, weights, metrics={"loss": float(loss)})  # into memory; float() keeps JAX from running ahead
-        if step % 50 == 0:
-            print(f"step {step}: loss {loss:.4f}", flush=True)
+        manager.save(step + 1, weights, metrics={"loss": float(loss)})  # into memory; float() waits for the step
+        if step % 50 == 49:
+            print(f"step {step + 1}: loss {loss:.4f}", flush=True)

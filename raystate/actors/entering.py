@@ -24,6 +24,7 @@ from raystate.config import StateConfig
 from raystate.core.formats.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
 from raystate.core.formats.messages import Failure, HostId
 from raystate.runtime.one_storage import sees
+from raystate.runtime.slow import SlowLine, load
 from raystate.runtime.tenancy import Owner, told_differences
 from raystate.storage import run_hash as hash_of
 from raystate.waits import AGAIN_S, QUICK_ANSWER_S
@@ -83,11 +84,15 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
     """
     check_travels(config)
     ahead: list[Any] = []
+    slow = SlowLine()
+    slow.begin(f"the Coordinator of run {config.run!r} has not answered yet: it is still starting, or this node is busy; {load()}")
     try:
         _enter(config, run_hash, dataclasses.replace(owner, config=config), ahead, takeover=takeover)
     except BaseException:
         _dismiss(ahead)
         raise
+    finally:
+        slow.end()
 
 
 def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *, takeover: bool) -> None:
@@ -103,7 +108,8 @@ def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *
             if time.monotonic() > deadline_s:
                 raise BarrierTimeoutError(
                     f"the Coordinator of run {config.run!r} did not answer within {config.start_timeout_s:.0f} s "
-                    f"({why or type(error).__name__})",
+                    f"({why or type(error).__name__}); {load()}; its log: ray logs actor, with the id that `ray list actors` has; "
+                    "start_timeout_s gives it longer",
                     phase="start", rank=owner.rank, waited_s=config.start_timeout_s,
                 ) from None  # fmt: skip
             time.sleep(AGAIN_S)

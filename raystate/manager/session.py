@@ -30,6 +30,7 @@ from raystate.core.formats.words import host_word_from_json, trainer_word_to_jso
 from raystate.runtime import stacks
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.link import Gone, HostCall, Link, Ringer, Unreachable
+from raystate.runtime.slow import load
 from raystate.storage import run_hash
 from raystate.waits import AGAIN_S, REPLY_MARGIN_S
 
@@ -187,7 +188,7 @@ class Session:
                 if link.clock() > deadline_s:
                     waited_s = link.clock() - start_s
                     raise BarrierTimeoutError(
-                        f"rank {self.rank}: no answer from the Coordinator in phase {phase!r} for {waited_s:.0f} s ({error})",
+                        f"rank {self.rank}: no answer from the Coordinator in phase {phase!r} for {waited_s:.0f} s ({error}); {load()}",
                         phase=phase, rank=self.rank, waited_s=waited_s,
                     ) from None  # fmt: skip
                 link.rest(seconds=AGAIN_S)

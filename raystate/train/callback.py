@@ -30,6 +30,7 @@ from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
 from raystate.rehearsing import play
 from raystate.runtime.ends import End
+from raystate.runtime.slow import SlowLine
 from raystate.storage import run_hash
 from raystate.train import bundles, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups
@@ -116,7 +117,7 @@ class RayTrainCallback(_Callback):
         self._pins_failed = False
         self._start_timeout: str | None = None  # the user's setting
         self._standby: Standby | None = None
-        self._slow = telling.Slow()
+        self._slow = SlowLine()
 
     def __getstate__(self) -> dict[str, Any]:
         names = (
