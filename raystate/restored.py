@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -190,9 +191,11 @@ class StepContent:
                 got[name] = self.json_items.get(name, wanted)
         with contextlib.ExitStack() as undo:
             if iterators:
-                states = {name: self.iterator_states(name) for name in iterators}
-                old_world = max(world for _, world in states.values())
+                states = {name: self.iterator_states(name) for name in iterators if name in self.iterators}
+                old_world = max((count for _, count in states.values()), default=world)
                 by_process = {name: found for name, (found, _) in states.items()}
+                for name in iterators.keys() - states.keys():  # JSON, as scripts keep it that use Orbax alone: one for all
+                    by_process[name] = dict.fromkeys(range(old_world), json.dumps(self.json_items[name]).encode())
                 undo.callback(set_iterators(iterators, by_process, old_world=old_world, world=world, process_index=process_index))
             for name, found in files.items():  # last: their own code may raise anything
                 load_files(name, got[name], found)
@@ -234,7 +237,7 @@ class StepContent:
                 if not (is_iterator(wanted) or is_checkpointable(wanted)):  # has it values to keep?
                     match_reference(wanted, TreeSpec(item=name, leaves=()), partial=True, cast=False, shapes="match")
             elif is_iterator(wanted):
-                if name not in self.iterators:
+                if name not in {*self.iterators, *self.json_items}:
                     raise self._no_item(name, "iterator item", self.iterators)
             elif is_checkpointable(wanted):
                 if name not in self.file_items:

@@ -96,6 +96,25 @@ def value(tree: Any) -> float:
     return float(np.asarray(tree["w"]).flat[0])
 
 
+def test_a_json_item_of_the_datas_position_sets_an_iterator(written: Path):
+    data = raystate.Counted(lambda: range(9))
+    with pytest.raises(ReferenceMismatchError, match="has no iterator item 'data'"):
+        raystate.load(written / "several", step=3, items={"data": data})
+
+    class Position:
+        state: Any = None
+
+        def get_state(self) -> Any:
+            return {"a": 0}
+
+        def set_state(self, state: Any) -> None:
+            self.state = state
+
+    position = Position()
+    raystate.load(written / "several", step=3, items={"notes": position})
+    assert position.state == {"a": 1}
+
+
 # ---------------------------------------------------------------- a step without a state
 
 
