@@ -32,7 +32,7 @@ KNOWN = {
     "stop step overtaken": 92,
     "mixed lineages chosen": 283,
     "host rejoins without discarding": 236,
-    "late retire deletes a step saved again": 6597,
+    "late retire deletes a step saved again": 3725,
 }
 
 
@@ -181,7 +181,7 @@ def test_what_failed_once_with_peer_copies(seed: int):
     assert result.ok, result.violation
 
 
-KNOWN_WITH_COPIES = {"copy's slot is given away": 1535, "a growth taken back": 1255}
+KNOWN_WITH_COPIES = {"copy's slot is given away": 1746, "a growth taken back": 599}
 
 
 @pytest.mark.more
