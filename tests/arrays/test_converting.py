@@ -57,16 +57,15 @@ NUMBERS = [  # saved, reference, cast, what comes back (None: refused)
 
 
 @pytest.mark.parametrize("tier", ["memory", "storage"])
-@pytest.mark.parametrize("item", ["state", "ema"])
-def test_what_the_target_cannot_hold_is_a_difference(tier: str, item: str, tmp_path: Any):
+def test_what_the_target_cannot_hold_is_a_difference(tier: str, tmp_path: Any):
     state = {"keep": np.ones(2), **{f"n{i}": saved for i, (saved, *_) in enumerate(NUMBERS)}}
     if tier == "memory":
         load = Saved(state).restore
     else:
-        raystate.save(tmp_path / "saved", state, items={"ema": state})
+        raystate.save(tmp_path / "saved", state)
 
         def load(reference: Any, **options: Any) -> Any:
-            return raystate.load(tmp_path / "saved", reference, item=item, **options)
+            return raystate.load(tmp_path / "saved", reference, **options)
 
     told: dict[str, str] = {}
     for cast in (False, True):

@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.formats.log import claim_entry
-from raystate.core.formats.messages import LiveStep, LogEntry
+from raystate.core.formats.messages import LiveStep
 from raystate.core.formats.tree import Package
-from raystate.storage import RunLog, StepFolder, Storage, foreign_steps, visible_steps
+from raystate.storage import RunLog, StepFolder, Storage, visible_steps
 from raystate.storage.names import MARKER
 from raystate.verification import verify_log, verify_step
 from tests.orbax.published import committed
 from tests.orbax.state_example import ARRAYS, array
 from tests.patience import PATIENCE_S
-from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
+from tests.storage.backends import GCS_SERVER_RUNS, claim, gcs_backend
 
 pytestmark = pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
 
@@ -47,13 +46,6 @@ def copy_tree(source: Storage, target: Storage, *, but: str = "") -> None:
     for info in source.list():
         if not but or but not in info.name:
             target.create(info.name, source.read(info.name))
-
-
-def claim(storage: Storage) -> LogEntry:
-    """As a Coordinator that starts."""
-    return RunLog(storage).claim(
-        lambda tail: claim_entry(tail, "w", "lm", foreign_steps(storage, [one.step for one in tail.live] if tail else []))
-    )
 
 
 def check_restores(storage: Storage, step: int) -> None:

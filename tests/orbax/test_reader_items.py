@@ -24,12 +24,12 @@ from raystate.core.formats.errors import (
     StorageError,
 )
 from raystate.core.formats.log import claim_entry
-from raystate.core.formats.messages import LogEntry
-from raystate.storage import RunLog, Storage, foreign_checkpoints, foreign_steps, open_storage, why_empty
+from raystate.storage import RunLog, foreign_checkpoints, open_storage, why_empty
 from raystate.storage.names import log_name
 from raystate.transfer import import_steps, open_source
 from tests.orbax.published import publish
 from tests.patience import PATIENCE_S
+from tests.storage.backends import GCS_SERVER_RUNS, claim, gcs_backend
 
 STOCK = """
 import sys
@@ -83,13 +83,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run([sys.executable, "-c", STOCK, str(root)], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return root
-
-
-def claim(storage: Storage) -> LogEntry:
-    """As a Coordinator that starts."""
-    return RunLog(storage).claim(
-        lambda tail: claim_entry(tail, "w", "lm", foreign_steps(storage, [one.step for one in tail.live] if tail else []))
-    )
 
 
 def value(tree: Any) -> float:
@@ -360,8 +353,6 @@ def test_a_run_that_has_begun_is_not_refused_because_of_an_export(written: Path,
 
 
 def test_an_unfinished_checkpoint_in_a_bucket_is_not_read(tmp_path: Path, written: Path):
-    from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
-
     if not GCS_SERVER_RUNS:
         pytest.skip("the GCS server runs on Linux on x86-64 only")
     with gcs_backend(tmp_path) as bucket:

@@ -15,8 +15,10 @@ from pathlib import Path
 from unittest import mock
 
 from raystate.checksum import crc32c
+from raystate.core.formats.entries import LogEntry
+from raystate.core.formats.log import claim_entry, live_steps
 from raystate.core.formats.tree import DataObject, Package
-from raystate.storage import Storage, open_storage
+from raystate.storage import RunLog, Storage, foreign_steps, open_storage
 from raystate.testing.gcs import GcsServer
 
 # The wheel of fake-gcs-server is for Linux on x86-64.
@@ -137,3 +139,8 @@ def a_package(step: int = STEP, save: str = SAVE, *, seed: int = 0) -> tuple[Pac
 def step_tree(package: Package, data: dict[str, bytes]) -> dict[str, bytes]:
     """What a published step consists of."""
     return {f"{package.step}/{name}": part for name, part in {**package.files, **data}.items()}
+
+
+def claim(storage: Storage) -> LogEntry:
+    """As a Coordinator that starts, and as `raystate import`."""
+    return RunLog(storage).claim(lambda tail: claim_entry(tail, "w", "lm", foreign_steps(storage, live_steps(tail))))
