@@ -162,6 +162,8 @@ _MORE = (
     "storage/test_large_objects.py",
     "storage/test_log_bases.py",
     "storage/test_power_loss.py",
+    "storage/test_removing.py",
+    "storage/test_replacing.py",
     "storage/test_s3.py",
     "storage/test_step_crashes.py",
 )

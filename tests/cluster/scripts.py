@@ -73,6 +73,12 @@ class Script:
         steps = self.said("step")
         return int(steps[-1].split()[1]) if steps else -1
 
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def end(self) -> None:
         """SIGKILL, the script only."""
         self.process.kill()

@@ -33,13 +33,10 @@ def train(given: dict[str, str]) -> int:
 
 def killed(ray_cluster: Any, run: Any, tmp_path: Path) -> None:
     """A script trains, and dies: its cluster holds the run."""
-    script = Script(ray_cluster.address, "", run, tmp_path / "log")
-    try:
+    with Script(ray_cluster.address, "", run, tmp_path / "log") as script:
         wait_for(lambda: len(script.said("step")) > 3, "some steps")
         code, said = rm(ray_cluster, run.storage)
         assert (code, "is in use by Ray job" in said) == (1, True), said
-    finally:
-        script.end()
 
 
 def rm(ray_cluster: Any, storage: str, *more: str) -> tuple[int, str]:
@@ -67,15 +64,12 @@ def test_fit_is_refused_before_anything_starts_and_takeover_begins_anew(ray_clus
 
 def test_a_script_that_trains_on_is_told_that_its_run_was_given_up(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run()
-    script = Script(ray_cluster.address, "", run, tmp_path / "log")
-    try:
+    with Script(ray_cluster.address, "", run, tmp_path / "log") as script:
         wait_for(lambda: len(script.said("step")) > 3, "some steps")
         shutil.rmtree(run.storage)
         with raystate.StateManager(raystate.StateConfig(storage=run.storage, run=run.run), takeover=True) as manager:
             assert manager.restore() is None
             assert script.process.wait(PATIENCE_S) == 1
-    finally:
-        script.end()
     assert "StaleAttemptError" in script.out.read_text() and "was given up" in script.out.read_text()
 
 

@@ -124,13 +124,8 @@ def test_a_newer_version_replaces_the_actors_and_adopts_what_they_held(ray_clust
     run = make_run()
     name = run_hash(run.storage, run.run)
     config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000)
-    script = Script(ray_cluster.address, "", run, tmp_path / "log")
-    try:
+    with Script(ray_cluster.address, "", run, tmp_path / "log") as script:
         wait_for(lambda: len(script.said("step")) > 10, "ten steps")
-        script.process.send_signal(signal.SIGKILL)
-        script.process.wait()
-    finally:
-        script.end()
     newest = newest_in_memory(run)
     (host,) = find_hosts(name)
     for actor in filter(None, [find_actor(coordinator_name(name)), find_actor(host_name(name, host))]):
@@ -161,11 +156,8 @@ def test_a_restarted_coordinator_knows_whose_the_run_is(ray_cluster: Any, make_r
     """It comes back with the arguments of its first start, by another job."""
     run = make_run()
     name = run_hash(run.storage, run.run)
-    script = Script(ray_cluster.address, "", run, tmp_path / "log")
-    try:
+    with Script(ray_cluster.address, "", run, tmp_path / "log") as script:
         wait_for(lambda: len(script.said("step")) > 3, "some steps")
-    finally:
-        script.end()
     # On a busy machine the news of the killed job's death may still be on its way.
     with raystate.StateManager(raystate.StateConfig(storage=run.storage, run=run.run), takeover=True) as manager:
         state = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state
@@ -292,11 +284,8 @@ def test_a_folder_that_is_gone_for_good(ray_cluster: Any, make_run: Any, tmp_pat
     run = make_run()
     name = coordinator_name(run_hash(run.storage, run.run))
     config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1)
-    script = Script(ray_cluster.address, "", run, tmp_path / "log")
-    try:
+    with Script(ray_cluster.address, "", run, tmp_path / "log") as script:
         wait_for(lambda: len(script.said("step")) > 3, "some steps")
-    finally:
-        script.end()
     shutil.rmtree(run.storage)
 
     def refused() -> str:

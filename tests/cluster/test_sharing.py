@@ -117,8 +117,7 @@ def test_a_second_name_on_one_storage(ray_cluster: Any, make_run: Any, tmp_path:
     """Refused while the first is alive; when it is dead, what it held becomes durable and the second goes on from there."""
     run = make_run()
     renamed = config_of(dataclasses.replace(run, run=f"{run.run}-renamed"))
-    script = Script(ray_cluster.address, "", run, tmp_path / "log")
-    try:
+    with Script(ray_cluster.address, "", run, tmp_path / "log") as script:
         wait_for(lambda: script.newest() > 3, "some steps", failed=lambda: script.error)
         with pytest.raises(raystate.RunInUseError) as caught:
             raystate.StateManager(renamed)
@@ -133,8 +132,6 @@ def test_a_second_name_on_one_storage(ray_cluster: Any, make_run: Any, tmp_path:
             np.testing.assert_array_equal(restored.state["x"], np.full(4, float(restored.step)))
             assert find_hosts(run_hash(run.storage, run.run)) == ()
             manager.save(restored.step + 1, restored.state)
-    finally:
-        script.end()
     with raystate.StateManager(config_of(run)) as manager:  # and back again
         assert manager.restore_or_init(init).step == restored.step + 1
 
@@ -151,8 +148,7 @@ def test_a_script_with_a_ray_of_its_own_is_told_what_that_means(
         monkeypatch.setenv("RAY_ADDRESS", "local")  # not the test's cluster, which runs on this machine
     else:
         monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
-    script = Script("", "", make_run(), tmp_path / "log")
-    try:
+    with Script("", "", make_run(), tmp_path / "log") as script:
         wait_for(lambda: script.newest() > 0, "a step", failed=lambda: script.error)
         told = [line for line in script.out.read_text().splitlines() if "ends with it" in line]
         assert len(told) == own
@@ -161,5 +157,3 @@ def test_a_script_with_a_ray_of_its_own_is_told_what_that_means(
             assert "ray start --head" in told[0]
         (tmp_path / "stop").touch()
         assert script.process.wait(90.0) == 0, script.error
-    finally:
-        script.end()
