@@ -1,10 +1,9 @@
-"""Deaths that meet, and training functions that end in unusual ways. Sleepers are the drill's."""
+"""Deaths that meet, and a driver that never comes back. Sleepers are the drill's."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,12 @@ from tests.cluster.strikes import coordinator_pid, held, held_pids, host_pid, ne
 from tests.cluster.training import STEPS, Driver, Training, wait_for
 
 
-def _config(make_run: Any, **more: Any) -> raystate.StateConfig:
-    run = make_run()
-    return raystate.StateConfig(
-        storage=run.storage, run=run.run, save_every_steps=5, barrier_timeout_s=60.0, start_timeout_s=60.0, **more
-    )
-
-
 @pytest.mark.long
 def test_deaths_that_meet(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
-    config = _config(make_run)
+    run = make_run()
+    config = raystate.StateConfig(
+        storage=run.storage, run=run.run, save_every_steps=5, barrier_timeout_s=60.0, start_timeout_s=60.0
+    )
     training = Training(config, tmp_path / "out", steps=STEPS, pause_at=20)
     training.wait_step(6)
     # A trainer, and one of the new ones while it restores.
@@ -59,45 +54,3 @@ def test_the_run_is_released_when_the_driver_never_comes_back(ray_cluster: Any, 
     wait_for(lambda: run_actors(name) == [], "the end of the run's actors")
     newest = raystate.Reader(run.storage).latest_step()
     assert newest == before, "the newest snapshot was to be made durable"
-
-
-def train_badly(config: dict[str, Any]) -> int:
-    """First rank 1 raises, then rank 0 calls sys.exit, then all return early with the manager open."""
-    import sys
-
-    import jax
-    import jax.numpy as jnp
-
-    import raystate
-    from raystate import launch_context
-
-    context = launch_context.current()
-    assert context is not None
-    attempt = len(context.restarts)
-    manager = raystate.StateManager()
-    restored = manager.restore_or_init(lambda: {"x": jnp.zeros(8)})
-    state = restored.state
-    for step in range(restored.step, 5 * (attempt + 1)):
-        state = {"x": state["x"] + 1}
-        manager.save(step + 1, state)
-    manager.wait_until_finished()
-    if attempt == 0 and jax.process_index() == 1:
-        raise ValueError("a bad batch")
-    if attempt == 1 and jax.process_index() == 0:
-        sys.exit(3)
-    if attempt < 2:
-        time.sleep(60)  # the other rank is where it would wait for the one that is gone
-    return int(state["x"][0])
-
-
-@pytest.mark.long
-def test_training_functions_that_end_in_unusual_ways(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
-    config = _config(make_run)
-    training = Training(config, tmp_path / "out", train_fn=train_badly)
-    result = training.finish()
-    causes = [recovery.cause for recovery in result.recoveries]
-    assert "rank 1" in causes[0] and "a bad batch" in causes[0], causes
-    assert "rank 0" in causes[1] and "SystemExit" in causes[1], causes
-    assert result.return_value == 15
-    assert raystate.Reader(config.storage).latest_step() == 15
-    assert run_actors(run_hash(config.storage, config.run)) == []

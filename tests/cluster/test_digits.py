@@ -56,7 +56,6 @@ def test_a_cell_that_is_run_again(tmp_path: Path) -> None:
     assert all(summary["test_accuracy"] >= 0.97 and summary["step"] == 150 for summary in found), found
 
 
-@pytest.mark.long
 def test_the_script_itself_trains_with_workers(tmp_path: Path) -> None:
     done = _run(
         "-m", "jobs.train_digits", "--storage", str(tmp_path / "run"), "--workers", "1", "--steps", "20", timeout_s=PATIENCE_S
