@@ -106,6 +106,8 @@ def test_a_json_item_of_the_datas_position_sets_an_iterator(written: Path):
     position = Position()
     raystate.load(written / "several", step=3, items={"notes": position})
     assert position.state == {"a": 1}
+    with pytest.raises(ReferenceMismatchError, match="has no iterator item 'notes'"):  # another kind of state
+        raystate.load(written / "several", step=3, items={"notes": raystate.Counted(lambda: range(9))})
 
 
 # ---------------------------------------------------------------- a step without a state
