@@ -13,7 +13,7 @@ from rich.table import Table
 
 from raystate.cli.bars import wait_progress
 from raystate.cli.console import JsonOption, count, out, print_json, size
-from raystate.core.coordinator.desk import step_text
+from raystate.core.coordinator.context import step_text
 from raystate.core.coordinator.status import HostStatus
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
 from raystate.storage.url import canonical_url

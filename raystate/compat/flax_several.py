@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from raystate.compat.flax_errors import TargetError
-from raystate.core.coordinator.desk import ranks_text
+from raystate.core.coordinator.context import ranks_text
 from raystate.core.formats.errors import BarrierTimeoutError, ConfigError, RaystateError, StorageError
 from raystate.core.formats.local_values import disagreement
 from raystate.waits import LOOK_EVERY_S, MEET_S, SHARE_WRITTEN_S

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import tensorstore as ts
 
-from raystate.core.coordinator.desk import NAMED, ranks_text
+from raystate.core.coordinator.context import NAMED, ranks_text
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.core.formats.own_files import MARKER
 from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
-from raystate.core.coordinator.desk import remember
+from raystate.core.coordinator.context import remember
 from raystate.core.formats.messages import Failure, Reply
 
 REMEMBERED = 4096

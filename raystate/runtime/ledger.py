@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from raystate.core.coordinator.desk import remember
+from raystate.core.coordinator.context import remember
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import (
     Answer,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from raystate.core.coordinator.desk import named
+from raystate.core.coordinator.context import named
 from raystate.core.formats.messages import (
     Advise,
     Answer,

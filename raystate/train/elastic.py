@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raystate.actors.draining import draining_nodes
-from raystate.core.coordinator.desk import ranks_text
+from raystate.core.coordinator.context import ranks_text
 from raystate.core.formats.texts import counted
 from raystate.core.launcher.elastic import Elastic, Newest, Sizes, Wish, room_of
 from raystate.train import nodes

@@ -13,7 +13,7 @@ from ray.util.annotations import RayDeprecationWarning
 
 from raystate.actors.restarted import is_restarted
 from raystate.actors.shown import log_to_stderr
-from raystate.core.coordinator.desk import Desk, brief
+from raystate.core.coordinator.context import Context, brief
 from raystate.core.formats.messages import Ask, Failure, Log, Settings
 
 NODE = "0123456789abcdef" * 3 + "01234567"
@@ -47,10 +47,10 @@ def test_hosts_are_told_by_eight_digits():
         brief(f"rank 1 (host {NODE}) and lineage 3.1.ab; {NODE}f stays")
         == f"rank 1 (host 01234567) and lineage 3.1.ab; {NODE}f stays"
     )
-    desk = Desk(Settings(run="lm", storage="file:///nonexistent"))
-    desk.log("info", f"host {NODE} is down")
-    desk.fail([Ask("a")], "StorageError", f"host {NODE} did not write", host=NODE)
-    logged, answered = desk.out
+    context = Context(Settings(run="lm", storage="file:///nonexistent"))
+    context.log("info", f"host {NODE} is down")
+    context.fail([Ask("a")], "StorageError", f"host {NODE} did not write", host=NODE)
+    logged, answered = context.out
     assert isinstance(logged, Log)
     assert logged.text == "host 01234567 is down"
     reply = getattr(answered, "reply", None)

@@ -198,7 +198,7 @@ def test_nobody_speaks_to_the_one_before_in_a_set_that_is_handed_on(node: Node, 
     assert node.loop.allot(incarnation="new", **REQUEST) == (path, index), "handed on"
     new = TrainerArena.attach(Path(path), trainer="new")
     assert new.host_cell.read() is None
-    one = node.loop._machine._held.sets[index]
+    one = node.loop._machine._slot_sets.sets[index]
     assert (one.trainer, one.said, [slot.granted for slot in one.slots]) == ("new", None, [0, 0, 0])
     new.close()
 

@@ -48,8 +48,8 @@ from raystate.core.formats.messages import (
     TrainerWord,
     Write,
 )
-from raystate.core.host.held import applies
 from raystate.core.host.machine import Host
+from raystate.core.host.slot_sets import applies
 from raystate.core.host.slots import why_reusable
 from raystate.waits import HEARTBEAT_S
 

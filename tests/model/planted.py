@@ -48,7 +48,7 @@ def _old_slots_are_a_dead_trainers() -> Any:
     real = host.Host._connected
 
     def connected(self: host.Host, event: Connected) -> None:
-        known = self._attached.trainers.get(event.connection)
+        known = self._connections.trainers.get(event.connection)
         old = -1 if known is None else known.hello.set_index
         real(self, event)
         if old not in (-1, event.set_index):

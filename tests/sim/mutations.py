@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from raystate.core.coordinator import agreement, copying, discards, group, inquiry, journal, memory, restorable, saves
+from raystate.core.coordinator import agreement, copying, discards, fresh_reports, group, journal, memory, restorable, saves
 from raystate.core.formats.host_messages import Empty
 from raystate.core.formats.messages import EndTrainers, LiveStep, SnapshotId, Staged, Write
-from raystate.core.host import copies, held, slots
+from raystate.core.host import copies, slot_sets, slots
 from raystate.core.host import machine as host
 from raystate.core.trainer import machine as trainer
 
@@ -207,7 +207,7 @@ def _stale_reports_believed() -> Any:
     def is_fresh(*_: Any) -> bool:
         return True
 
-    return _patched(inquiry.RestoreInquiry, "is_fresh", is_fresh)
+    return _patched(fresh_reports.RestoreReports, "is_fresh", is_fresh)
 
 
 def _ends_not_fenced() -> Any:
@@ -223,11 +223,11 @@ def _ends_not_fenced() -> Any:
 def _discarded_while_read() -> Any:
     """A HostActor discards a slot although it is being written to storage."""
 
-    def discard(self: held.Held, one: held.HeldSet, number: int) -> None:
+    def discard(self: slot_sets.SlotSets, one: slot_sets.SlotSet, number: int) -> None:
         one.slots[number].content = None
         self.out.append(Empty(index=one.index, slot=number, reason="planted"))
 
-    return _patched(held.Held, "discard", discard)
+    return _patched(slot_sets.SlotSets, "discard", discard)
 
 
 def _restore_in_the_same_lineage() -> Any:
@@ -267,16 +267,16 @@ def _retention_by_number_alone() -> Any:
 
 def _late_pieces_believed() -> Any:
     """What a trainer stages late in a past that was given up counts, on its host and at the Coordinator."""
-    real = held.Held.take
+    real = slot_sets.SlotSets.take
 
-    def take_contents(self: held.Held, *args: Any) -> None:
+    def take_contents(self: slot_sets.SlotSets, *args: Any) -> None:
         base, self.base = self.base, None
         real(self, *args)
         self.base = base
 
     @contextmanager
     def both() -> Iterator[frozenset[str]]:
-        with mock.patch.object(held.Held, "take", take_contents), mock.patch.object(memory.Memory, "believed", _always):
+        with mock.patch.object(slot_sets.SlotSets, "take", take_contents), mock.patch.object(memory.Memory, "believed", _always):
             yield frozenset()
 
     return both()
@@ -340,7 +340,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
 def _copy_reused_early() -> Any:
     """A copy is overwritten as soon as a newer one comes, stable or not."""
 
-    def free_slot(one: held.HeldSet, _: Any) -> int | None:
+    def free_slot(one: slot_sets.SlotSet, _: Any) -> int | None:
         return next((number for number, slot in enumerate(one.slots) if not slot.holds), None)
 
     return _patched(copies.Copies, "_free_slot", staticmethod(free_slot))
@@ -354,7 +354,7 @@ def _copy_slot_not_held() -> Any:
         real(self, event, advice)
         transfer = self._transfers.get(event.transfer)
         if transfer is not None and transfer.place is not None:
-            self._held.let_go((transfer.place,))
+            self._slot_sets.let_go((transfer.place,))
             transfer.place = copies.Place(rank=transfer.rank, index=transfer.place.index, slot=transfer.place.slot)
 
     return _patched(copies.Copies, "measured", measured)
@@ -383,7 +383,7 @@ def _growth_taken_back() -> Any:
     def stop(self: agreement.Agreement, reason: str, within_s: float | None, only: Any) -> None:
         asked(self, reason, within_s, only)
         if within_s is None and self._stop is not None:
-            self._stop.agree_until_s = self.desk.now_s + 1.0
+            self._stop.agree_until_s = self.context.now_s + 1.0
 
     def stop_is_late(self: agreement.Agreement, stop: Any, proposal: Any) -> None:
         if stop.gone_s == math.inf and proposal is not None and proposal.state == "confirmed":

@@ -19,7 +19,7 @@ from raystate.core.formats.messages import (
     lineage_order,
 )
 from raystate.core.formats.settings import Settings
-from raystate.core.host.held import GIVEN_UP
+from raystate.core.host.slot_sets import GIVEN_UP
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.nodes import Node, SlotSet
 from tests.sim.storage import Promised, Saved, Storage, Violation
@@ -104,14 +104,14 @@ class Truth:
         there = True
         for rank in range(self.world_of(key.lineage)):
             nodes = [self.nodes_by_id[host] for host in self.keepers.get((key, rank), set())]
-            if len(nodes) < 1 + min(copying.desk.settings.replicas, len(copying.domains) - 1) or (
+            if len(nodes) < 1 + min(copying.context.settings.replicas, len(copying.domains) - 1) or (
                 len({node.domain for node in nodes}) < 2 <= len({one for one in copying.domains.values() if one in DOMAINS})
             ):
                 names = [f"{node.id} ({node.domain})" for node in nodes]
                 raise Violation(f"copies: step {key.step} of {key.lineage} is called stable, and rank {rank} is only on {names}")
             there &= all(self._may_be_relied_on(node) and node.has(rank, key) for node in nodes)
         self.safe_lineage = key.lineage
-        self.safe_losses = min(copying.desk.settings.replicas, len(copying.domains) - 1)
+        self.safe_losses = min(copying.context.settings.replicas, len(copying.domains) - 1)
         self.safe_step = key.step if there else -1  # a node may have gone while the Coordinator was told that it had its copies
 
     def check_emptied(self, node: Node, one: SlotSet, slot: int, why: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.coordinator.desk import Desk
+from raystate.core.coordinator.context import Context
 from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.memory import Memory
 from raystate.core.formats.names import HostId
@@ -16,8 +16,8 @@ class Absence:
         changed_s: when one of them went away or came back last; all of them came when this attempt began.
     """
 
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins):
-        self._desk = desk
+    def __init__(self, context: Context, memory: Memory, joins: Joins):
+        self._context = context
         self._memory = memory
         self._joins = joins
         self._since_s: dict[HostId, float] = {}
@@ -27,18 +27,18 @@ class Absence:
 
     def begin(self) -> None:
         """This attempt owns the run."""
-        self.changed_s = self._desk.now_s
+        self.changed_s = self._context.now_s
 
     def went(self, host: HostId) -> None:
         """Its HostActor has died, or is silent."""
         if self._counts(host):
-            self.changed_s = self._since_s[host] = self._desk.now_s
+            self.changed_s = self._since_s[host] = self._context.now_s
 
     def came(self, host: HostId) -> None:
         """It has spoken, for the first time since it went away or as a new HostActor."""
         self._since_s.pop(host, None)
         if self._counts(host):
-            self.changed_s = self._desk.now_s
+            self.changed_s = self._context.now_s
 
     def heard(self, host: HostId) -> None:
         """It has reported."""
@@ -55,11 +55,11 @@ class Absence:
 
     def is_away(self, host: HostId) -> bool:
         """Whether it is down, and may soon be back."""
-        return host in self._since_s and self._desk.now_s - self._since_s[host] < HOST_AWAY_S
+        return host in self._since_s and self._context.now_s - self._since_s[host] < HOST_AWAY_S
 
     def hosts(self) -> list[HostId]:
         """Those that are away, or have missed a report or two, and may soon be back."""
-        group, now_s = self._joins.group, self._desk.now_s
+        group, now_s = self._joins.group, self._context.now_s
         if now_s >= self._look_s:
             self._look_s = now_s + AGAIN_S
             views = (self._memory.hosts.get(host) for host in ({} if group is None else group.hosts).values())
@@ -72,7 +72,7 @@ class Absence:
 
     def has_waited(self, since_s: float, patience_s: float) -> bool:
         """Whether so many seconds have passed with all hosts there: these are waited for, but not without end."""
-        now_s = self._desk.now_s
+        now_s = self._context.now_s
         if now_s - since_s >= HOST_AWAY_S + patience_s:
             return True
         return now_s - max(since_s, self.changed_s) >= patience_s and not self.hosts()

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from raystate.core.coordinator.desk import Desk
+from raystate.core.coordinator.context import Context
 from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.saves import Saves
@@ -47,9 +47,9 @@ class _Stop:
 class Agreement:
     """One proposal at a time: made, answered by all ranks, and confirmed or withdrawn."""
 
-    def __init__(self, desk: Desk, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
+    def __init__(self, context: Context, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
         self.saves = saves
-        self.desk = desk
+        self.context = context
         self.joins = joins
         self.journal = journal
         self.snapshots = snapshots
@@ -67,7 +67,7 @@ class Agreement:
 
     def start(self) -> None:
         """This attempt owns the run: time-based saves count from now."""
-        self._last_save_s = self.desk.now_s
+        self._last_save_s = self.context.now_s
 
     def stop(self, reason: str, within_s: float | None, only: Group | None) -> None:
         """All ranks are to stop at one step. The earliest deadline counts.
@@ -78,16 +78,16 @@ class Agreement:
             only: the one worker group that is meant; None: any that trains.
         """
         self._forget_stop_of_others(self.joins.group)
-        now_s = self.desk.now_s
+        now_s = self.context.now_s
         gone_s = now_s + (math.inf if within_s is None else within_s)
         if self._stop is None or gone_s < self._stop.gone_s:
-            to_agree_s = self.desk.settings.barrier_timeout_s if within_s is None else within_s * TO_AGREE
+            to_agree_s = self.context.settings.barrier_timeout_s if within_s is None else within_s * TO_AGREE
             agree_until_s = now_s + to_agree_s
             if self._stop is not None:
                 agree_until_s = min(agree_until_s, self._stop.agree_until_s)
             self._stop = _Stop(reason, "" if only is None else only.nonce, agree_until_s, gone_s)
             when = "" if within_s is None else f", within {within_s:.1f} s"
-            self.desk.log("info", f"stop asked{when}: {reason}")
+            self.context.log("info", f"stop asked{when}: {reason}")
 
     def _forget_stop_of_others(self, group: Group | None) -> None:
         stop = self._stop
@@ -138,7 +138,7 @@ class Agreement:
             elif sum(word.ack_id == proposal.id for word in words) == group.world:
                 self.snapshots.propose(replace(proposal, state="confirmed"))
                 who = f"all {group.world} ranks {proposal.kind}" if group.world > 1 else f"the only rank {proposal.kind}s"
-                self.desk.log("info", f"{who} at step {proposal.step}: {proposal.reason}")
+                self.context.log("info", f"{who} at step {proposal.step}: {proposal.reason}")
         elif proposal.kind == "save" and sum(word.newest_step >= proposal.step for word in words) == group.world:
             self._tries = 0
             self._released = proposal.id
@@ -156,7 +156,7 @@ class Agreement:
                 return False
             views = [self.snapshots.memory.hosts.get(host) for host in sorted(set(group.hosts.values()))]
             for view in views:
-                if view is None or not view.up or (view.heard_of is not None and view.heard_of < self.desk.attempt):
+                if view is None or not view.up or (view.heard_of is not None and view.heard_of < self.context.attempt):
                     return False
             acked = group.acked
             shown = [view.proposal_seen for view in views if view is not None and view.proposal_seen is not None]
@@ -166,8 +166,8 @@ class Agreement:
                 # An outcome that one host knows is the outcome.
                 inherited = max(known, key=lambda one: (one.id, one.state != "proposed"))
                 self.snapshots.propose(inherited)
-                self._until_s = self.desk.now_s + self.desk.settings.barrier_timeout_s
-                self.desk.log("info", f"went on with proposal {inherited.id} of an earlier attempt: {inherited.state}")
+                self._until_s = self.context.now_s + self.context.settings.barrier_timeout_s
+                self.context.log("info", f"went on with proposal {inherited.id} of an earlier attempt: {inherited.state}")
         if self._group is None or self._group.nonce != group.nonce:
             self._released = 0  # its hosts may still show what was withdrawn from the group before, and its ranks agree to that
         self._group = group
@@ -188,10 +188,10 @@ class Agreement:
         if not group.all_seen or group.restoring:
             return
         newest = max(group.newest, max((seen.ack_step for seen in group.seen.values()), default=-1))
-        margin = self.desk.settings.stop_margin_steps * 2 ** min(self._tries, 10)
+        margin = self.context.settings.stop_margin_steps * 2 ** min(self._tries, 10)
         old = self.snapshots.proposal
         self._counter += 1
-        number = self.desk.attempt * IDS_PER_ATTEMPT + self._counter
+        number = self.context.attempt * IDS_PER_ATTEMPT + self._counter
         if old is not None and old.id >= number:
             number = old.id + 1
         if kind == "stop":
@@ -199,26 +199,26 @@ class Agreement:
         self._until_s = until_s
         step = max(0, newest) + max(1, margin)
         self.snapshots.propose(Proposal(id=number, kind=kind, step=step, state="proposed", reason=reason))
-        self.desk.log("info", f"proposal {number}: {kind} at step {step}: {reason}")
+        self.context.log("info", f"proposal {number}: {kind} at step {step}: {reason}")
 
     def _every_s(self) -> float | None:
         """Between saves by time; None: there are none. A first save that was lost is one, too: the trainers count it as made."""
-        settings = self.desk.settings
+        settings = self.context.settings
         if settings.save_first and self.saves.failed and not self.journal.live:
             return min(FIRST_STEP_AGAIN_S, settings.save_every_s or FIRST_STEP_AGAIN_S)
         return settings.save_every_s
 
     def _why(self, every_s: float) -> str:
-        if self.desk.settings.save_every_s is None:
+        if self.context.settings.save_every_s is None:
             return "the first save of the run was lost"
         least = f", {every_s:g} s after the one before" if every_s else ""
-        return f"no save is under way{least}" if self.desk.settings.save_when_idle else f"every {every_s:g} s"
+        return f"no save is under way{least}" if self.context.settings.save_when_idle else f"every {every_s:g} s"
 
     def _is_saving(self, group: Group) -> bool:
         """Whether a save is under way, or one that all ranks have agreed on is still being staged."""
         if self.saves.jobs:
             return True
-        if self.desk.now_s - self._last_save_s > self.desk.settings.save_timeout_s:
+        if self.context.now_s - self._last_save_s > self.context.settings.save_timeout_s:
             return False
         if self.journal.publishing:
             return True
@@ -232,7 +232,7 @@ class Agreement:
     def _end(self, proposal: Proposal, why: str) -> None:
         self.snapshots.propose(replace(proposal, state="withdrawn", reason=why))
         self._tries = 0
-        self.desk.log("warning", f"proposal {proposal.id} ({proposal.kind} at step {proposal.step}) is withdrawn: {why}")
+        self.context.log("warning", f"proposal {proposal.id} ({proposal.kind} at step {proposal.step}) is withdrawn: {why}")
 
     def _unanswered(self, proposal: Proposal) -> str:
         group = self.joins.group
@@ -259,7 +259,7 @@ class Agreement:
             else:
                 self._give_up_stop(stop, proposal)
             return
-        now_s, was_late = self.desk.now_s, stop.is_late
+        now_s, was_late = self.context.now_s, stop.is_late
         if not was_late:
             stop.is_late = True
             common = proposal.step if agreed and proposal is not None else None
@@ -285,24 +285,24 @@ class Agreement:
 
     def _look_at_time(self) -> None:
         """Withdraw what was not answered in time, and propose a save when one is due by time."""
-        proposal, now_s = self.snapshots.proposal, self.desk.now_s
+        proposal, now_s = self.snapshots.proposal, self.context.now_s
         if self._stop is not None and now_s >= self._stop.agree_until_s:
             self._stop_is_late(self._stop, proposal)
         elif proposal is not None and proposal.state == "proposed" and now_s >= self._until_s:
-            self._end(proposal, f"{self._unanswered(proposal)} within {self.desk.settings.barrier_timeout_s:.1f} s")
+            self._end(proposal, f"{self._unanswered(proposal)} within {self.context.settings.barrier_timeout_s:.1f} s")
             self._last_save_s = now_s
         every_s, group = self._every_s(), self.joins.group
         if every_s is None or group is None or not group.alive or now_s - self._last_save_s < every_s:
             return
         if self._stop is not None or self._group is not group or (proposal is not None and proposal.state != "withdrawn"):
             return
-        if self.desk.settings.save_when_idle and self._is_saving(group):
+        if self.context.settings.save_when_idle and self._is_saving(group):
             return
         if group.newest > self._newest_at_save:
             self._last_save_s = now_s
             self._newest_at_save = group.newest
             self._tries = 0
-            self._propose(group, "save", self._why(every_s), now_s + self.desk.settings.barrier_timeout_s)
+            self._propose(group, "save", self._why(every_s), now_s + self.context.settings.barrier_timeout_s)
 
 
 def _refuses(word: TrainerSeen, proposal: Proposal) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from raystate.core.coordinator.desk import Desk, named
+from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.memory import HostView, Memory, Snap
 from raystate.core.coordinator.peers import Peers, assign_peers
@@ -27,8 +27,8 @@ class Copying:
         domains: the failure domain of each host that is there.
     """
 
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins):
-        self.desk = desk
+    def __init__(self, context: Context, memory: Memory, joins: Joins):
+        self.context = context
         self.memory = memory
         self.joins = joins
         self.domains: dict[HostId, str] = {}
@@ -46,7 +46,7 @@ class Copying:
     @property
     def is_on(self) -> bool:
         """Whether copies are wanted at all."""
-        return self.desk.settings.replicas > 0
+        return self.context.settings.replicas > 0
 
     # ---------------------------------------------------------------- enough copies
 
@@ -101,7 +101,7 @@ class Copying:
         ]
         waits = any(snap.step == base.step and not self.is_safe(snap) for snap in held)
         safest = max(held, key=lambda snap: (*self._spread(snap), snap.order), default=None)
-        room = self.desk.settings.snapshot_slots - (not waits)
+        room = self.context.settings.snapshot_slots - (not waits)
         return [safest.id] if safest is not None and len({*keys, safest.id}) <= room else []
 
     def _spread(self, snap: Snap) -> tuple[bool, int]:
@@ -128,7 +128,7 @@ class Copying:
         domains = {view.host: view.domain or view.host for view in self.memory.views if view.up}
         if domains != self.domains:
             self.domains = domains
-            self._peers = assign_peers(domains, self.desk.settings.replicas, self._peers)
+            self._peers = assign_peers(domains, self.context.settings.replicas, self._peers)
 
     def reported(self, view: HostView, no_copies: str) -> None:
         """A host has reported. `no_copies`: what it had said of that before."""
@@ -141,7 +141,7 @@ class Copying:
         order = self._orders.get(view.host)
         if view.host in self._excused and order is not None and not self._is_lacking(order):
             del self._excused[view.host]
-            self.desk.log("info", f"host {view.host} keeps copies again")
+            self.context.log("info", f"host {view.host} keeps copies again")
 
     def _is_lacking(self, order: Copy) -> bool:
         snap = self.memory.snaps.get(order.snapshot)
@@ -166,7 +166,7 @@ class Copying:
             domain = next(iter(self.domains.values()))
             self._say_once("warning", f"all hosts are in failure domain {domain}: peer copies don't survive the loss of it")
         if snap.id != self._target:
-            self._target, self._since_s = snap.id, self.desk.now_s
+            self._target, self._since_s = snap.id, self.context.now_s
             self._order(snap)
 
     def _choose(self) -> Snap | None:
@@ -180,7 +180,7 @@ class Copying:
 
     def _order(self, snap: Snap) -> None:
         """Tell every host what it lacks; the same order again if it has been told so before."""
-        self._ordered_s = self.desk.now_s
+        self._ordered_s = self.context.now_s
         wanted: dict[HostId, list[tuple[int, HostId]]] = {}
         for rank in sorted(snap.pieces):
             for peer in self._lacking(snap, rank):
@@ -188,7 +188,7 @@ class Copying:
         orders = {host: self._order_to(host, snap.id, tuple(pieces)) for host, pieces in wanted.items()}
         # One that has all by now is remembered for as long as the snapshot is the target: its report may show it.
         self._orders = {host: one for host, one in self._orders.items() if one.snapshot == snap.id} | orders
-        self.desk.out += [order for host, order in orders.items() if self.memory.hosts[host].up]
+        self.context.out += [order for host, order in orders.items() if self.memory.hosts[host].up]
 
     def _order_to(self, host: HostId, key: SnapshotId, pieces: tuple[tuple[int, HostId], ...]) -> Copy:
         old = self._orders.get(host)
@@ -201,7 +201,7 @@ class Copying:
             step=key.step,
             again=key.again,
             pieces=pieces,
-            attempt=self.desk.attempt,
+            attempt=self.context.attempt,
             seq=self._seq,
         )
 
@@ -211,18 +211,18 @@ class Copying:
         """Repeat orders, and stop waiting for copies that don't come."""
         if not self.is_on or self._target is None:
             return
-        now_s = self.desk.now_s
+        now_s = self.context.now_s
         for host in [host for host, until_s in self._excused.items() if now_s >= until_s]:
             del self._excused[host]
         snap = self.memory.complete(self._target)
         if snap is not None and now_s - self._ordered_s >= RETRY_FIRST_S:
             self._order(snap)
-        limit_s = self.desk.settings.copy_timeout_s
+        limit_s = self.context.settings.copy_timeout_s
         if snap is not None and now_s - self._since_s >= limit_s and not self.is_safe(snap) and not self._may_lose_one():
             late = sorted({peer for rank in snap.pieces for peer in self._lacking(snap, rank) if self.is_waited_for(peer)})
             self._excused |= dict.fromkeys(late, now_s + EXCUSED_FOR * limit_s)
             self._changed = True
-            self.desk.log(
+            self.context.log(
                 "warning",
                 f"hosts {named(late)} have no copies of step {snap.step} after {now_s - self._since_s:.1f} s: snapshots count without "
                 f"them until they do, and the loss of a host may cost what they would have had",
@@ -231,10 +231,10 @@ class Copying:
     def _may_lose_one(self) -> bool:
         """Whether a host has been silent, and is soon heard or down. Until then no snapshot with
         copies may go for one without."""
-        silent_s = self.desk.settings.host_timeout_s / 2
-        return any(view.up and self.desk.now_s - view.heard_s >= silent_s for view in self.memory.views)
+        silent_s = self.context.settings.host_timeout_s / 2
+        return any(view.up and self.context.now_s - view.heard_s >= silent_s for view in self.memory.views)
 
     def _say_once(self, level: str, text: str) -> None:
         if text not in self._told_of:
             self._told_of.add(text)
-            self.desk.log(level, text)
+            self.context.log(level, text)

@@ -3,7 +3,7 @@ gone."""
 
 from __future__ import annotations
 
-from raystate.core.coordinator.desk import Desk
+from raystate.core.coordinator.context import Context
 from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.journal import Change, Journal, Request
 from raystate.core.coordinator.memory import Memory
@@ -18,8 +18,8 @@ _LAST_CALL = 1 << 30  # of a step that can't be saved once more
 class Deletes:
     """The deletes that are under way."""
 
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves):
-        self._desk = desk
+    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal, saves: Saves):
+        self._context = context
         self._memory = memory
         self._joins = joins
         self._journal = journal
@@ -36,18 +36,18 @@ class Deletes:
         if step not in self._journal.live and self._was_deleted(step) and not self._saves.owes(step):
             # Every process of a loop that deletes asks; the first one's call does it.
             self._logged.add(event.ask)
-            self._waiting.append((event, self._desk.now_s))
+            self._waiting.append((event, self._context.now_s))
             return
         why = self._journal.refuse_retire(step)
         if why is not None:
             kind = "StorageError" if step in self._journal.live else "StepNotFoundError"
-            self._desk.fail([event.ask], kind, why, step=step, available=sorted(self._journal.live))
+            self._context.fail([event.ask], kind, why, step=step, available=sorted(self._journal.live))
             return
         if step == self._journal.newest or step == self._saves.restoring:
             what = "the newest durable step" if step == self._journal.newest else "in use"
-            self._desk.fail([event.ask], "StorageError", f"step {step} is {what} and is not deleted", step=step)
+            self._context.fail([event.ask], "StorageError", f"step {step} is {what} and is not deleted", step=step)
             return
-        self._waiting.append((event, self._desk.now_s))
+        self._waiting.append((event, self._context.now_s))
         self._journal.request(Request(kind="delete", why=f"delete of step {step}", retires=((step, DELETE),)))
 
     def _was_deleted(self, step: int) -> bool:
@@ -87,21 +87,23 @@ class Deletes:
         """Answer those whose step is gone, or won't go in time."""
         if not self._waiting:
             return
-        desk, journal = self._desk, self._journal
+        context, journal = self._context, self._journal
         left: list[tuple[DeleteAsked, float]] = []
         for event, since_s in self._waiting:
-            waited_s = desk.now_s - since_s
+            waited_s = context.now_s - since_s
             logged = event.ask in self._logged
             if logged and event.step in journal.live:
-                desk.fail([event.ask], "StorageError", f"step {event.step} is not deleted any more: it is in use", step=event.step)
+                context.fail(
+                    [event.ask], "StorageError", f"step {event.step} is not deleted any more: it is in use", step=event.step
+                )
             elif logged and event.step not in journal.retiring:
-                desk.answer(event.ask, FlushReply(durable_step=journal.durable_step))
+                context.answer(event.ask, FlushReply(durable_step=journal.durable_step))
             elif (pinned := journal.pinned.get(event.step)) is not None:
                 text = f"step {event.step} is retired, and removed when it is no longer pinned ({pinned})"
-                desk.fail([event.ask], "StorageError", text, step=event.step)
-            elif waited_s >= desk.settings.save_timeout_s:
+                context.fail([event.ask], "StorageError", text, step=event.step)
+            elif waited_s >= context.settings.save_timeout_s:
                 text = f"step {event.step} is not removed after {waited_s:.1f} s: {'; '.join(journal.troubles[-1:])}"
-                desk.fail([event.ask], "StorageError", text, step=event.step, waited_s=waited_s)
+                context.fail([event.ask], "StorageError", text, step=event.step, waited_s=waited_s)
             else:
                 left.append((event, since_s))
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raystate.core.coordinator.desk import Desk
+from raystate.core.coordinator.context import Context
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.formats.messages import HostId, Invalidate
 from raystate.waits import RETRY_FIRST_S
@@ -15,8 +15,8 @@ _NO_HOST = HostId("")
 class Discards:
     """Tells every host the newest choice until the host says that it has discarded what the choice gives up."""
 
-    def __init__(self, desk: Desk, memory: Memory):
-        self._desk = desk
+    def __init__(self, context: Context, memory: Memory):
+        self._context = context
         self._memory = memory
         self._seq = 0
         self._told_s: dict[HostId, float] = {}  # when each host was told last
@@ -35,7 +35,7 @@ class Discards:
             step=step,
             by=by,
             older=() if base is None else base.before(lineage),
-            attempt=self._desk.attempt,
+            attempt=self._context.attempt,
             seq=self._seq,
         )
         self._memory.rebase(order)
@@ -59,6 +59,6 @@ class Discards:
         base = self._memory.base
         if base is None or not view.up or self.is_done(view):
             return
-        if self._desk.now_s - self._told_s.get(view.host, -1e9) >= RETRY_FIRST_S:
-            self._told_s[view.host] = self._desk.now_s
-            self._desk.out.append(replace(base, host=view.host))
+        if self._context.now_s - self._told_s.get(view.host, -1e9) >= RETRY_FIRST_S:
+            self._told_s[view.host] = self._context.now_s
+            self._context.out.append(replace(base, host=view.host))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.coordinator.desk import remember
+from raystate.core.coordinator.context import remember
 from raystate.core.formats.entries import MOST_FACTS, WHY_CHARS, Fact, deleted_steps
 from raystate.core.formats.messages import LogEntry, SnapshotId
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raystate.core.coordinator.desk import Barrier, Desk, all_have, brief, ranks_text
+from raystate.core.coordinator.context import Barrier, Context, all_have, brief, ranks_text
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.formats.messages import (
@@ -80,8 +80,8 @@ class Group:
 class Joins:
     """Collects the ranks of a new group, draws its lineage, and ends the group before it."""
 
-    def __init__(self, desk: Desk, memory: Memory, journal: Journal):
-        self.desk = desk
+    def __init__(self, context: Context, memory: Memory, journal: Journal):
+        self.context = context
         self.memory = memory
         self.journal = journal
         self.group: Group | None = None
@@ -100,10 +100,10 @@ class Joins:
 
     def joined(self, event: Joined) -> None:
         """A rank of a group has come. When all have, each gets the group's lineage; the group before has ended then."""
-        desk = self.desk
+        context = self.context
         if event.group != self.name:
             if event.group in self._past:
-                desk.fail(
+                context.fail(
                     [event.ask],
                     "StaleAttemptError",
                     f"group {event.group} has been replaced by {self.name}",
@@ -134,18 +134,18 @@ class Joins:
         if first is None:
             self._members[event.rank] = event
         if self._reply is not None:
-            desk.answer(event.ask, self._reply)
+            context.answer(event.ask, self._reply)
             return
         if self._barrier is None:
-            self._barrier, self._opened_s = Barrier(), desk.now_s
+            self._barrier, self._opened_s = Barrier(), context.now_s
         self._barrier.add(event.rank, event.ask)
         if len(self._members) == self._world and self._barrier.is_full(self._world):
             self._complete(self._barrier)
 
     def _open(self, event: Joined) -> None:
-        desk = self.desk
+        context = self.context
         if self._barrier is not None:
-            desk.fail(
+            context.fail(
                 self._barrier.everybody(),
                 "StaleAttemptError",
                 f"group {self.name} was replaced by {event.group} while it joined",
@@ -154,11 +154,11 @@ class Joins:
         if self.name:
             self._past.add(self.name)
         self.name = event.group
-        self._world = desk.ranks = event.world
+        self._world = context.ranks = event.world
         self._members = {}
         self._reply = None
-        self._barrier, self._opened_s = Barrier(), desk.now_s
-        desk.log("debug", f"group {event.group} of {counted(event.world, 'rank')} joins")
+        self._barrier, self._opened_s = Barrier(), context.now_s
+        context.log("debug", f"group {event.group} of {counted(event.world, 'rank')} joins")
 
     def _refuse(self, event: Joined, message: str, **details: object) -> None:
         """The group cannot be what its ranks say: no rank of it may start."""
@@ -168,36 +168,36 @@ class Joins:
             self._barrier = None
             self._members = {}
             self._world = event.world
-        self.desk.log("error", message)
-        self.desk.fail(asks, "ConfigError", message, **details)
+        self.context.log("error", message)
+        self.context.fail(asks, "ConfigError", message, **details)
 
     def _complete(self, barrier: Barrier) -> None:
-        desk = self.desk
+        context = self.context
         if self.group is not None and self.group.alive:
             # Not at the first rank: that may be a late message of a group which this Coordinator has never known.
             self.end(f"a new worker group ({self.name}) has joined")
         self._counter += 1
-        lineage = str(Lineage(desk.attempt, self._counter, self._members[0].nonce))
+        lineage = str(Lineage(context.attempt, self._counter, self._members[0].nonce))
         hosts = {rank: self._members[rank].host for rank in sorted(self._members)}
-        self.group = Group(lineage, self._world, hosts, desk.now_s, adopted=False)
+        self.group = Group(lineage, self._world, hosts, context.now_s, adopted=False)
         for host in hosts.values():
-            self.memory.view(host, desk.now_s)
+            self.memory.view(host, context.now_s)
         self._reply = JoinReply(
-            lineage=lineage, attempt=desk.attempt, host_count=len(set(hosts.values())), newest_step=self.journal.newest
+            lineage=lineage, attempt=context.attempt, host_count=len(set(hosts.values())), newest_step=self.journal.newest
         )
         self._barrier = None
-        desk.log("info", f"{all_have(self._world)} joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
+        context.log("info", f"{all_have(self._world)} joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
         for ask in barrier.everybody():
-            desk.answer(ask, self._reply)
+            context.answer(ask, self._reply)
 
     def turn(self) -> None:
         """Refuse those who wait too long for ranks that don't come."""
         barrier = self._barrier
         if barrier is None or not barrier.asks:
             return
-        desk = self.desk
-        waited_s = desk.now_s - self._opened_s
-        if waited_s < desk.settings.start_timeout_s:
+        context = self.context
+        waited_s = context.now_s - self._opened_s
+        if waited_s < context.settings.start_timeout_s:
             return
         missing = barrier.missing(self._world)
         here = ranks_text(sorted(self._members), {rank: join.host for rank, join in self._members.items()})
@@ -205,8 +205,8 @@ class Joins:
             f"{ranks_text(missing, {})} of {self._world} did not construct a StateManager within {waited_s:.1f} s of the first; "
             f"{here} did"
         )
-        desk.log("error", message)
-        desk.fail(barrier.everybody(), "BarrierTimeoutError", message, missing_ranks=missing, phase="start", waited_s=waited_s)
+        context.log("error", message)
+        context.fail(barrier.everybody(), "BarrierTimeoutError", message, missing_ranks=missing, phase="start", waited_s=waited_s)
         self._barrier = None
         self._members = {}
 
@@ -234,7 +234,7 @@ class Joins:
         why = self.stale(lineage, restoring=restoring)
         if why is None:
             return True
-        self.desk.fail([ask], "StaleAttemptError", why, rank=rank, lineage=lineage, replaced=True)
+        self.context.fail([ask], "StaleAttemptError", why, rank=rank, lineage=lineage, replaced=True)
         return False
 
     def adopt(self, lineage: str) -> None:
@@ -244,8 +244,8 @@ class Joins:
         if old is not None and old.alive and not same:
             self.end(f"lineage {lineage} is newer")
         world, hosts = (old.world, old.hosts) if old is not None and same else (None, {})
-        self.group = Group(lineage, world, hosts, self.desk.now_s, adopted=True)
-        self.desk.log("info", f"adopted lineage {lineage}, started by an earlier attempt")
+        self.group = Group(lineage, world, hosts, self.context.now_s, adopted=True)
+        self.context.log("info", f"adopted lineage {lineage}, started by an earlier attempt")
 
     def next_lineage(self) -> str:
         """A name for the one in which the present worker group goes on after its restore.
@@ -255,13 +255,13 @@ class Joins:
         """
         assert self.group is not None
         self._counter += 1
-        return str(Lineage(self.desk.attempt, self._counter, self.group.nonce))
+        return str(Lineage(self.context.attempt, self._counter, self.group.nonce))
 
     def renew(self, lineage: str) -> Group:
         """The present worker group has restored: it goes on in a lineage of its own."""
         old = self.group
         assert old is not None
-        self.group = Group(lineage, old.world, old.hosts, self.desk.now_s, adopted=False)
+        self.group = Group(lineage, old.world, old.hosts, self.context.now_s, adopted=False)
         return self.group
 
     # ---------------------------------------------------------------- what the hosts see
@@ -283,14 +283,14 @@ class Joins:
                 continue  # its word is gone with its slots, and its host goes by what it said at the door
             changed = True
             if group.world is None:
-                group.world = self.desk.ranks = one.world
+                group.world = self.context.ranks = one.world
             group.hosts[one.rank] = view.host
             group.seen[one.rank] = one
             group.newest = max(group.newest, one.newest_step)
             if one.ack_ok and one.ack_id > group.acked:
                 group.acked = one.ack_id
             if old is None or old.newest_step != one.newest_step:
-                group.moved_s[one.rank] = self.desk.now_s
+                group.moved_s[one.rank] = self.context.now_s
         return changed
 
     def _group_of(self, view: HostView, one: TrainerSeen) -> Group | None:
@@ -311,10 +311,10 @@ class Joins:
 
     def _tell_end(self, host: HostId, lineage: str, reason: str, *, announced: bool = False) -> None:
         last_s = self._told_end_s.get((host, lineage))
-        if last_s is None or self.desk.now_s - last_s >= RETRY_FIRST_S:
-            self._told_end_s[host, lineage] = self.desk.now_s
-            attempt = self.desk.attempt
-            self.desk.out.append(
+        if last_s is None or self.context.now_s - last_s >= RETRY_FIRST_S:
+            self._told_end_s[host, lineage] = self.context.now_s
+            attempt = self.context.attempt
+            self.context.out.append(
                 EndTrainers(host=host, lineage=lineage, reason=brief(reason), attempt=attempt, announced=announced)
             )
 
@@ -326,7 +326,7 @@ class Joins:
         if event.clean and group is not None and group.nonce == nonce:
             group.left.add(event.rank)
         if event.stack:  # of each: those that hung together end one by one
-            self.desk.log("error", f"rank {event.rank} was at\n{event.stack}")
+            self.context.log("error", f"rank {event.rank} was at\n{event.stack}")
         if event.clean or nonce in self.ended:
             return
         if group is None or group.nonce != nonce:
@@ -344,7 +344,7 @@ class Joins:
         group.alive = False
         group.why_ended = why
         self.ended[group.nonce] = why
-        self.desk.log("warning", f"lineage {group.lineage} has ended: {why}")
+        self.context.log("warning", f"lineage {group.lineage} has ended: {why}")
         for host in sorted(set(group.hosts.values())):
             # The host of the dead rank may have other ranks of the group.
             if host != spare or sum(1 for one in group.hosts.values() if one == host) > 1:

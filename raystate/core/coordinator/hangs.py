@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.coordinator.desk import Desk, brief
+from raystate.core.coordinator.context import Context, brief
 from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.promises import Promises
 from raystate.core.coordinator.saves import Saves
@@ -20,8 +20,8 @@ class Hangs:
     it. If all are level, any may be the cause: all are meant.
     """
 
-    def __init__(self, desk: Desk, joins: Joins, saves: Saves, promises: Promises):
-        self._desk = desk
+    def __init__(self, context: Context, joins: Joins, saves: Saves, promises: Promises):
+        self._context = context
         self._joins = joins
         self._saves = saves
         self._promises = promises
@@ -35,7 +35,7 @@ class Hangs:
 
     def tick(self) -> None:
         """Look, now that time has passed."""
-        group, now_s = self._joins.group, self._desk.now_s
+        group, now_s = self._joins.group, self._context.now_s
         if group is None:
             return
         if group is not self._group:
@@ -46,11 +46,11 @@ class Hangs:
         if not group.all_seen:
             return
         last = min(seen.newest_step for seen in group.seen.values())
-        end_s = self._desk.settings.hang_timeout_s
+        end_s = self._context.settings.hang_timeout_s
         limit_s = self._unusual_s(last) if end_s is None else end_s
         # It may be restoring still; of an adopted group that isn't known.
         if group.restoring or not group.decided:
-            limit_s = max(limit_s, self._desk.settings.restore_timeout_s)
+            limit_s = max(limit_s, self._context.settings.restore_timeout_s)
         stills_s = self._stills_s(group)
         hanging = tuple(rank for rank, seen in sorted(group.seen.items()) if seen.newest_step == last)
         still_s = min(stills_s[rank] for rank in hanging)
@@ -60,13 +60,13 @@ class Hangs:
         text = self._text(group, hanging, still_s)
         if hanging != self._told:
             self._told = hanging
-            self._desk.log("warning" if end_s is None else "error", text)
+            self._context.log("warning" if end_s is None else "error", text)
         if end_s is not None:
             self._end(group, hanging, text)
 
     def _waits_for_us(self) -> bool:
         """Whether a rank waits for an answer that is not the other ranks' to give: a flush waits for their pieces, or for storage."""
-        return bool(self._saves.jobs) or len(self._desk.open_asks) > self._promises.waiting
+        return bool(self._saves.jobs) or len(self._context.open_asks) > self._promises.waiting
 
     def _unusual_s(self, last: int) -> float:
         """A pause that is worth a line: some scripts evaluate for minutes, and some steps take as long.
@@ -76,9 +76,9 @@ class Hangs:
         """
         if last != self._last:
             if self._last >= 0:
-                self._longest_s = max(self._longest_s, self._desk.now_s - self._last_s)
-            self._last, self._last_s = last, self._desk.now_s
-        return max(self._desk.settings.barrier_timeout_s, UNUSUAL * self._longest_s)
+                self._longest_s = max(self._longest_s, self._context.now_s - self._last_s)
+            self._last, self._last_s = last, self._context.now_s
+        return max(self._context.settings.barrier_timeout_s, UNUSUAL * self._longest_s)
 
     def _stills_s(self, group: Group) -> dict[int, float]:
         """Rank -> how long it has made no step, by its host's last report.
@@ -101,7 +101,7 @@ class Hangs:
         return brief(f"{self._joins.where(list(hanging))} made no step for {still_s:.0f} s {after}{others}")
 
     def _end(self, group: Group, hanging: tuple[int, ...], text: str) -> None:
-        now_s = self._desk.now_s
+        now_s = self._context.now_s
         if self._ending_s is None:
             self._ending_s, self._sent_s = now_s, float("-inf")
         if now_s - self._ending_s >= HANG_ENDS_S:
@@ -114,5 +114,5 @@ class Hangs:
         for rank in hanging:
             by_host.setdefault(group.hosts[rank], []).append(rank)
         for host, ranks in sorted(by_host.items()):
-            order = EndTrainers(host=host, lineage=group.lineage, reason=text, attempt=self._desk.attempt, hanging=tuple(ranks))
-            self._desk.out.append(order)
+            order = EndTrainers(host=host, lineage=group.lineage, reason=text, attempt=self._context.attempt, hanging=tuple(ranks))
+            self._context.out.append(order)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from raystate.core.coordinator.desk import Desk, retry_delay_s
+from raystate.core.coordinator.context import Context, retry_delay_s
 from raystate.core.coordinator.facts import Facts
 from raystate.core.formats import log
 from raystate.core.formats.log import IntentKey, key_of
@@ -83,8 +83,8 @@ class _Work:
 class Journal:
     """What this attempt has written to the log, has still to write, and has to carry out."""
 
-    def __init__(self, desk: Desk):
-        self.desk = desk
+    def __init__(self, context: Context):
+        self.context = context
         self.tail: LogEntry | None = None
         self.writer = ""
         self.dead: set[int] = set()
@@ -147,13 +147,13 @@ class Journal:
     def held_by(self) -> frozenset[int]:
         """Older attempts that may still carry out an open intent."""
         intents = self.tail.intents if self.tail is not None else ()
-        mine = self.desk.attempt
+        mine = self.context.attempt
         return frozenset(late for one in intents for late in log.carriers(one, self.dead) if late != mine)
 
     @property
     def closable(self) -> bool:
         """Whether an entry written now would close an intent, or say what was given up."""
-        intents, mine = self.tail.intents if self.tail is not None else (), self.desk.attempt
+        intents, mine = self.tail.intents if self.tail is not None else (), self.context.attempt
         closed = (log.is_closed(one, attempt=mine, carried=self.carried, dead=self.dead) for one in intents)
         return self.facts.has_news or any(closed)
 
@@ -165,12 +165,12 @@ class Journal:
     def refuse_save(self, step: int) -> str | None:
         """Why this step may not be committed now, or None."""
         assert self.tail is not None
-        return log.refuse_save(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
+        return log.refuse_save(self.tail, step, attempt=self.context.attempt, carried=self.carried, dead=self.dead)
 
     def refuse_retire(self, step: int) -> str | None:
         """Why this step may not be retired now, or None."""
         assert self.tail is not None
-        return log.refuse_retire(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
+        return log.refuse_retire(self.tail, step, attempt=self.context.attempt, carried=self.carried, dead=self.dead)
 
     def retirable(self, retires: Iterable[Retirement]) -> list[Retirement]:
         """Those of these steps that may be retired now."""
@@ -181,7 +181,7 @@ class Journal:
                 free.append((step, why))
             elif self.held_by and step not in self._stays:
                 self._stays.add(step)
-                self.desk.log("info", f"{refused}. Until then it stays beside the steps that retention keeps")
+                self.context.log("info", f"{refused}. Until then it stays beside the steps that retention keeps")
         return free
 
     def trouble(self, text: str, *, of_storage: bool = True, is_told: bool = True) -> None:
@@ -191,13 +191,13 @@ class Journal:
             of_storage: because storage has failed, which is more than that something was slow.
         """
         self.fails = self.fails or of_storage
-        self.desk.log("warning", text)
+        self.context.log("warning", text)
         if is_told and self.troubles[-1:] != [text]:
             self.troubles = [*self.troubles[-4:], text]
 
     def attempt_dead(self, event: AttemptDead) -> None:
         """The process of an older attempt is gone: it carries nothing out any more."""
-        if event.attempt < self.desk.attempt and event.attempt not in self.dead:
+        if event.attempt < self.context.attempt and event.attempt not in self.dead:
             self.dead.add(event.attempt)
 
     # ---------------------------------------------------------------- writing entries
@@ -227,20 +227,20 @@ class Journal:
 
     def turn(self) -> None:
         """Order what can be carried out now, and write the next entry if none is in flight."""
-        desk = self.desk
+        context = self.context
         self._close_in_time()
         if self._work:
             publishing = bool(self.publishing)
             for work in self._work.values():
                 intent = work.intent
-                if work.busy or work.next_s > desk.now_s or self._has_to_wait(intent, publishing):
+                if work.busy or work.next_s > context.now_s or self._has_to_wait(intent, publishing):
                     continue
                 work.busy = True
-                desk.out.append(CarryOut(intent=intent))
+                context.out.append(CarryOut(intent=intent))
         if self._flight is not None:
-            if self._resend_s is not None and desk.now_s >= self._resend_s:
+            if self._resend_s is not None and context.now_s >= self._resend_s:
                 self._resend_s = None
-                desk.out.append(Append(entry=self._flight))
+                context.out.append(Append(entry=self._flight))
             return
         while self._requests and self._flight is None:
             request = self._requests.popleft()
@@ -253,7 +253,7 @@ class Journal:
             aside = request.kind == "set aside"
             entry = log.next_entry(
                 self.tail,
-                attempt=desk.attempt,
+                attempt=context.attempt,
                 writer=self.writer,
                 carried=self.carried,
                 dead=self.dead,
@@ -263,8 +263,8 @@ class Journal:
                 reason=request.why,
             )
             self._flight, self._flight_of, self._tries, self._resend_s = entry, request, 0, None
-            desk.log("debug", f"log entry {entry.seq} ({entry.kind}): {request.why}")
-            desk.out.append(Append(entry=entry))
+            context.log("debug", f"log entry {entry.seq} ({entry.kind}): {request.why}")
+            context.out.append(Append(entry=entry))
 
     def _has_to_wait(self, intent: Intent, publishing: bool) -> bool:
         """A newer step is visible before those that it replaces go: readers always find one.
@@ -273,7 +273,7 @@ class Journal:
 
     def _close_in_time(self) -> None:
         """Close carried-out intents when nothing else is logged for a while."""
-        if not self.busy and not self.working and self.desk.now_s - self.changed_s >= LOG_CLOSED_S and self.closable:
+        if not self.busy and not self.working and self.context.now_s - self.changed_s >= LOG_CLOSED_S and self.closable:
             self.close("nothing else to log")
 
     def appended(self, event: Appended) -> None:
@@ -286,17 +286,17 @@ class Journal:
             # (test_saves.test_an_unanswered_append_is_repeated_and_never_discarded)
             if self._resend_s is None:
                 self._tries += 1
-                self._resend_s = self.desk.now_s + retry_delay_s(self._tries)
+                self._resend_s = self.context.now_s + retry_delay_s(self._tries)
                 self.trouble(f"log entry {flight.seq} ({flight.kind}) could not be written: {event.error}; it is tried again")
             return
         if event.outcome == "taken":
             tail = event.tail
             # Our own entry under our own name: the acknowledgement of an earlier try was lost.
-            if tail is None or tail.writer != self.writer or tail.attempt != self.desk.attempt:
+            if tail is None or tail.writer != self.writer or tail.attempt != self.context.attempt:
                 self._supersede(tail, flight)
                 return
             if tail.seq < flight.seq:
-                self._resend_s = self.desk.now_s
+                self._resend_s = self.context.now_s
                 return
         request, self._flight, self._flight_of = self._flight_of, None, None
         assert request is not None
@@ -311,9 +311,9 @@ class Journal:
 
     def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
         attempt = -1 if tail is None else tail.attempt
-        mine = self.desk.attempt
+        mine = self.context.attempt
         stranger = tail is not None and cluster_of(tail.writer) != cluster_of(self.writer)
-        settings = self.desk.settings
+        settings = self.context.settings
         where = f"run {settings.run!r} on {settings.storage}"
         if attempt > mine:
             who = "a later start"
@@ -348,7 +348,7 @@ class Journal:
         self.published = log.published_steps(tail, self.carried)  # durable is what readers see
         self.live = {one.step: one for one in tail.live}
         self.newest = max(self.live, default=-1)
-        self.changed_s = self.desk.now_s
+        self.changed_s = self.context.now_s
 
     # ---------------------------------------------------------------- carrying out
 
@@ -363,13 +363,13 @@ class Journal:
             # A pin is no failure: users hear of no trouble, and the end of the run doesn't wait.
             # (test_saves.test_a_pinned_step_is_removed_when_its_pin_is_gone)
             if not work.pinned:
-                self.desk.log("info", f"step {step} is removed when it is no longer pinned ({event.pinned})")
-            work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + RETRY_LAST_S
+                self.context.log("info", f"step {step} is removed when it is no longer pinned ({event.pinned})")
+            work.busy, work.pinned, work.next_s = False, event.pinned, self.context.now_s + RETRY_LAST_S
             return
         if event.error:
             work.busy = False
             work.tries += 1
-            work.next_s = self.desk.now_s + retry_delay_s(work.tries)
+            work.next_s = self.context.now_s + retry_delay_s(work.tries)
             self.trouble(f"step {step} could not be {'published' if is_commit else 'retired'}: {event.error}; it is tried again")
             return
         del self._work[key]
@@ -377,7 +377,7 @@ class Journal:
         if is_commit:
             self.troubles, self.fails = [], False
         done = f"durable (save {work.intent.save})" if is_commit else f"retired: {work.intent.reason}"
-        self.desk.log("info", f"step {step} is {done}")
+        self.context.log("info", f"step {step} is {done}")
         self._looked()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raystate.core.coordinator.desk import NAMED, Desk
+from raystate.core.coordinator.context import NAMED, Context
 from raystate.core.coordinator.group import Joins
 from raystate.core.formats.messages import Failure
 
@@ -12,8 +12,8 @@ from raystate.core.formats.messages import Failure
 class Laggards:
     """Watches how far the ranks of the present group are apart."""
 
-    def __init__(self, desk: Desk, joins: Joins):
-        self._desk = desk
+    def __init__(self, context: Context, joins: Joins):
+        self._context = context
         self._joins = joins
         # Since when some ranks are ahead of others; None: no rank lags.
         self._since_s: float | None = None
@@ -29,8 +29,8 @@ class Laggards:
             return None
         newest = group.newest
         behind = [rank for rank, seen in group.seen.items() if seen.newest_step < newest]
-        limit_s = self._desk.settings.barrier_timeout_s
-        lagging = [rank for rank in behind if self._desk.now_s - group.moved_s[rank] >= limit_s]
+        limit_s = self._context.settings.barrier_timeout_s
+        lagging = [rank for rank in behind if self._context.now_s - group.moved_s[rank] >= limit_s]
         if not lagging:
             self._since_s = None
             return None
@@ -38,7 +38,7 @@ class Laggards:
             # Until now everybody was level, or the others had stopped too.
             ahead = [rank for rank, seen in group.seen.items() if seen.newest_step == newest]
             self._since_s = min(group.moved_s[rank] for rank in ahead)
-        waited_s = self._desk.now_s - self._since_s
+        waited_s = self._context.now_s - self._since_s
         if waited_s < limit_s:
             return None
         lagging.sort()
@@ -47,7 +47,7 @@ class Laggards:
             f"{_places([group.seen[rank].newest_step for rank in lagging])} when others had been ahead for {waited_s:.1f} s; "
             "every process must call save() for the same steps; if one may take longer, raise barrier_timeout_s"
         )
-        self._desk.log("error", message)
+        self._context.log("error", message)
         details: dict[str, Any] = {
             "missing_ranks": lagging[:NAMED],
             "hosts": [group.hosts.get(rank) for rank in lagging[:NAMED]],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from raystate.core.coordinator.agreement import Agreement
-from raystate.core.coordinator.desk import NAMED, Barrier, Desk, named, step_text
+from raystate.core.coordinator.context import NAMED, Barrier, Context, named, step_text
+from raystate.core.coordinator.fresh_reports import FreshReports
 from raystate.core.coordinator.group import Group, Joins
-from raystate.core.coordinator.inquiry import Inquiry
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.coordinator.promises import Promises
@@ -34,7 +34,7 @@ class Leaving:
 
     def __init__(
         self,
-        desk: Desk,
+        context: Context,
         memory: Memory,
         joins: Joins,
         journal: Journal,
@@ -43,7 +43,7 @@ class Leaving:
         agreement: Agreement,
         promises: Promises,
     ):
-        self.desk = desk
+        self.context = context
         self.memory = memory
         self.joins = joins
         self.journal = journal
@@ -52,7 +52,7 @@ class Leaving:
         self.agreement = agreement
         self.phase: Phase = "open"
         self._promises = promises
-        self._inquiry = Inquiry(desk, memory, snapshots)
+        self._fresh_reports = FreshReports(context, memory, snapshots)
         self._asks = Barrier()
         self._group: Group | None = None  # None: a release, no rank is asked
         self._left: dict[int, LeaveAsked] = {}  # by rank
@@ -84,7 +84,7 @@ class Leaving:
             # (test_ending.test_a_close_does_not_overtake_a_release)
             why = f"the run is being released: {self._why}"
             self.joins.end(why)
-            self.desk.fail([event.ask], "StaleAttemptError", why, rank=event.rank, lineage=event.lineage, replaced=True)
+            self.context.fail([event.ask], "StaleAttemptError", why, rank=event.rank, lineage=event.lineage, replaced=True)
             return
         if self.phase == "open" or self._group is not group:
             if self.phase != "open" and self._group is not None:
@@ -119,22 +119,22 @@ class Leaving:
         self._open("hearing")
         self._group = None
         self._why = why
-        self._inquiry.begin()
+        self._fresh_reports.begin()
 
     def _open(self, phase: Phase) -> None:
         self.phase = phase
         self._left = {}
         self._last = None
         self._tried_again = False
-        self._since_s = self.desk.now_s
+        self._since_s = self.context.now_s
 
     def _refuse(self, error: str, message: str, **details: object) -> None:
         """The run is not released: its next start recovers what is there."""
-        self.desk.log("error", message)
-        self.desk.fail(self._asks.everybody(), error, message, **details)
+        self.context.log("error", message)
+        self.context.fail(self._asks.everybody(), error, message, **details)
         self._asks = Barrier()
         self.phase = "open"
-        self._idle_since_s = self.desk.now_s
+        self._idle_since_s = self.context.now_s
 
     def _refuse_last(self, error: str, last: SnapshotId, text: str) -> None:
         """The last step can't become durable: the error names all promises of the group."""
@@ -182,15 +182,15 @@ class Leaving:
             return
         if self.phase == "asking" and group is not None and self._asks.is_full(group.world):
             self.phase = "hearing"
-            self._since_s = self.desk.now_s
+            self._since_s = self.context.now_s
         if self.phase == "hearing" and not self._unheard_of(group):
             if group is None:
                 best = self.memory.candidates()[:1]
                 self._last = best[0].id if best and best[0].step > self.journal.durable_step else None
             self.phase = "saving"
-            self._since_s = self.desk.now_s
+            self._since_s = self.context.now_s
         if self.phase == "saving" and self._saved(group):
-            self._since_s = self.desk.now_s
+            self._since_s = self.context.now_s
             self.phase = "closing"
         if self.phase == "closing" and not self.journal.busy and not self.journal.working:
             if self.journal.closable:
@@ -207,18 +207,18 @@ class Leaving:
                 return f"no report of hosts {named(sorted(gathering))}"
             rank = group.first_unheard(lambda rank: self._left[rank].word)
             return "" if rank is None else f"no report of what {self.joins.where([rank])} has saved"
-        if self._inquiry.gathered():
+        if self._fresh_reports.gathered():
             return "no report of hosts that have just been found"
         ended = self.joins.group
         if self._speaker is not None and ended is not None and not ended.heard(*self._speaker):
             return f"no report of what {self.joins.where([self._speaker[0]])} has saved"
-        view = self._inquiry.first_late(self._is_late)
+        view = self._fresh_reports.first_late(self._is_late)
         return "" if view is None else f"no report of host {view.host}"
 
     def _is_late(self, view: HostView) -> bool:
         if view.up:
-            return not self._inquiry.is_answered(view)
-        has_time = self.desk.now_s - self._since_s < self.desk.settings.host_timeout_s
+            return not self._fresh_reports.is_answered(view)
+        has_time = self.context.now_s - self._since_s < self.context.settings.host_timeout_s
         # It may be back in a moment
         # (test_ending.test_a_release_waits_a_while_for_a_host_that_is_away).
         return has_time and self.saves.absence.is_away(view.host)
@@ -262,7 +262,7 @@ class Leaving:
             self._refuse_last("ConfigError", last, mistake)
             return
         step = step_text(self.journal.durable_step)
-        self.desk.log("error", f"the run ends without step {last.step}: {mistake}; newest durable step: {step}")
+        self.context.log("error", f"the run ends without step {last.step}: {mistake}; newest durable step: {step}")
         self._last = None
 
     def _is_durable(self, last: SnapshotId) -> bool:
@@ -288,13 +288,13 @@ class Leaving:
             return
         newest = best[0].id if best and best[0].step > self.journal.durable_step else None
         step = newest.step if newest is not None else self.journal.durable_step
-        self.desk.log("warning", f"step {last.step} was not staged on all ranks: the run ends with step {step_text(step)}")
+        self.context.log("warning", f"step {last.step} was not staged on all ranks: the run ends with step {step_text(step)}")
         self._last = newest
 
     def _finish(self) -> None:
         self.phase = "finished"
         step = self.journal.durable_step
-        self.desk.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
+        self.context.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
         fates = self._promises.fates()
         told: dict[str, None] = {}
         for rank, asks in sorted(self._asks.asks.items()):
@@ -302,16 +302,16 @@ class Leaving:
             errors = self._texts_of_release() if event is None else tuple(fates.late(event))
             told.update(dict.fromkeys(errors))
             for ask in asks:
-                self.desk.answer(ask, LeaveReply(step=step, errors=errors))
+                self.context.answer(ask, LeaveReply(step=step, errors=errors))
         if told:  # a process that has closed may be gone before it reads its answer
-            self.desk.log("error", f"promised by save(), and not durable: {named([*told])}")
-        self.desk.out.append(Finish(reason=self._why))
+            self.context.log("error", f"promised by save(), and not durable: {named([*told])}")
+        self.context.out.append(Finish(reason=self._why))
 
     # ---------------------------------------------------------------- time
 
     def _look_at_deadlines(self) -> None:
         """Of the present phase; a run without trainers is released."""
-        now_s, settings = self.desk.now_s, self.desk.settings
+        now_s, settings = self.context.now_s, self.context.settings
         waited_s = now_s - self._since_s
         group = self._group
         if self.phase == "asking" and waited_s >= settings.barrier_timeout_s:
@@ -329,7 +329,7 @@ class Leaving:
             self._stop_saving(waited_s)
         elif self.phase == "closing" and waited_s >= settings.barrier_timeout_s:
             # The log has the removals that are not carried out: the next start finishes them.
-            self.desk.log(
+            self.context.log(
                 "warning", f"released with unfinished removals after {waited_s:.1f} s: {'; '.join(self.journal.troubles[-1:])}"
             )
             self._finish()
@@ -366,5 +366,5 @@ class Leaving:
             for view in list(self.memory.views):
                 if self._is_late(view) and self.snapshots.had_its_time(view):
                     self.snapshots.give_up_on(view.host, f"no report after {waited_s:.1f} s of the release")
-        elif waited_s >= self.desk.settings.barrier_timeout_s:
+        elif waited_s >= self.context.settings.barrier_timeout_s:
             self._refuse("BarrierTimeoutError", f"{why} after {waited_s:.1f} s", phase="close", waited_s=waited_s)

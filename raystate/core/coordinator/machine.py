@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from raystate.core.coordinator.agreement import Agreement
+from raystate.core.coordinator.context import Context
 from raystate.core.coordinator.deletes import Deletes
-from raystate.core.coordinator.desk import Desk
 from raystate.core.coordinator.discards import Discards
 from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.hangs import Hangs
@@ -77,21 +77,21 @@ class Coordinator:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self._desk = desk = Desk(settings)
+        self._context = context = Context(settings)
         self.memory = Memory()
-        self.journal = Journal(desk)
-        self.joins = Joins(desk, self.memory, self.journal)
-        self.saves = Saves(desk, self.memory, self.joins, self.journal)
-        self.discards = Discards(desk, self.memory)
-        self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves, self.discards)
-        self.recovery = Restores(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.discards)
-        self.agreement = Agreement(desk, self.joins, self.journal, self.saves, self.snapshots)
-        self.notices = Notices(desk, self.joins, self.agreement)
-        self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
-        self.hangs = Hangs(desk, self.joins, self.saves, self.promises)
-        self.deletes = Deletes(desk, self.memory, self.joins, self.journal, self.saves)
+        self.journal = Journal(context)
+        self.joins = Joins(context, self.memory, self.journal)
+        self.saves = Saves(context, self.memory, self.joins, self.journal)
+        self.discards = Discards(context, self.memory)
+        self.snapshots = Snapshots(context, self.memory, self.joins, self.journal, self.saves, self.discards)
+        self.recovery = Restores(context, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.discards)
+        self.agreement = Agreement(context, self.joins, self.journal, self.saves, self.snapshots)
+        self.notices = Notices(context, self.joins, self.agreement)
+        self.promises = Promises(context, self.memory, self.joins, self.journal, self.saves, self.snapshots)
+        self.hangs = Hangs(context, self.joins, self.saves, self.promises)
+        self.deletes = Deletes(context, self.memory, self.joins, self.journal, self.saves)
         self.leaving = Leaving(
-            desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement, self.promises
+            context, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement, self.promises
         )
         self.journal.editors = {
             "commit": self.saves,
@@ -132,7 +132,7 @@ class Coordinator:
     @property
     def attempt(self) -> int:
         """Which attempt this is; 0 before the claim."""
-        return self._desk.attempt
+        return self._context.attempt
 
     @property
     def tail(self) -> LogEntry | None:
@@ -191,10 +191,10 @@ class Coordinator:
         return f"<Coordinator: {self.story()}>"
 
     def _handle(self, event: Event, now_s: float, more: bool) -> list[Command]:
-        desk = self._desk
-        desk.now_s = now_s
+        context = self._context
+        context.now_s = now_s
         out: list[Command] = []
-        desk.out = out
+        context.out = out
         if self._end is not None:
             ask = getattr(event, "ask", None)
             if ask is not None and self._end.by_stranger:
@@ -212,14 +212,14 @@ class Coordinator:
     def _take(self, event: Event) -> None:
         ask: Ask | None = getattr(event, "ask", None)
         if ask is not None:
-            known = self._desk.replies.get(ask)
+            known = self._context.replies.get(ask)
             if known is not None:
-                self._desk.out.append(Answer(ask=ask, reply=known))
+                self._context.out.append(Answer(ask=ask, reply=known))
                 return
             if self.leaving.is_finished():
-                self._desk.fail([ask], "StaleAttemptError", "the run has been released", released=True)
+                self._context.fail([ask], "StaleAttemptError", "the run has been released", released=True)
                 return
-            self._desk.open_asks[ask] = None
+            self._context.open_asks[ask] = None
         elif self.leaving.is_finished():
             return
         self._handlers[type(event)](event)
@@ -233,9 +233,9 @@ class Coordinator:
         asks only the journal (which comes last) for entries. What a round has changed without a
         command, an earlier part sees with the next event; `Tick` comes several times a second.
         """
-        desk = self._desk
+        context = self._context
         for _ in range(_MAX_ROUNDS):
-            given = len(desk.out)
+            given = len(context.out)
             if self.journal.superseded is not None:
                 self._supersede(self.journal.superseded)
                 return
@@ -253,19 +253,19 @@ class Coordinator:
             if self.leaving.is_finished():
                 return
             self.snapshots.advise()
-            if len(desk.out) == given:
+            if len(context.out) == given:
                 return
-        desk.log("error", f"{NO_REST} after {_MAX_ROUNDS} rounds; {self.story()}")
+        context.log("error", f"{NO_REST} after {_MAX_ROUNDS} rounds; {self.story()}")
 
     # ---------------------------------------------------------------- beginning and end
 
     def _claim(self, event: Claimed) -> None:
         if self.attempt:
             return
-        desk = self._desk
-        self._claimed_s = desk.now_s
-        desk.attempt = event.entry.attempt
-        desk.log("debug", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
+        context = self._context
+        self._claimed_s = context.now_s
+        context.attempt = event.entry.attempt
+        context.log("debug", f"attempt {context.attempt} owns run {event.entry.run}: {event.entry.reason}")
         self.journal.start(event)
         self.snapshots.start(event.hosts)
         self.agreement.start()
@@ -277,18 +277,18 @@ class Coordinator:
 
     def _supersede(self, end: Superseded) -> None:
         self._end = end
-        desk = self._desk
-        desk.log("error", end.reason)
+        context = self._context
+        context.log("error", end.reason)
         if end.by_stranger:  # else the next Coordinator answers
-            for ask in desk.open_asks:
+            for ask in context.open_asks:
                 self._refuse_stale(ask)
             self.snapshots.fail(_stale(end))  # or save() would go on to say True
             self.snapshots.advise()
-        desk.out.append(end)
+        context.out.append(end)
 
     def _refuse_stale(self, ask: Ask) -> None:
         assert self._end is not None
-        self._desk.out.append(Answer(ask=ask, reply=_stale(self._end)))
+        self._context.out.append(Answer(ask=ask, reply=_stale(self._end)))
 
     # ---------------------------------------------------------------- small ones
 
@@ -299,7 +299,7 @@ class Coordinator:
     def _joined(self, event: Joined) -> None:
         if self.leaving.is_settled and event.group != self.joins.name:
             # Its Coordinator is the next one: this one would end under its feet.
-            self._desk.fail([event.ask], "StaleAttemptError", "the run is being released", released=True)
+            self._context.fail([event.ask], "StaleAttemptError", "the run is being released", released=True)
             return
         self.snapshots.trainer_heard()
         self.joins.joined(event)
@@ -310,7 +310,7 @@ class Coordinator:
         if event.group and (
             group is None or not group.alive or self.joins.name not in ("", event.group) or self.leaving.phase != "open"
         ):
-            self._desk.log("debug", f"no trainer is asked to stop, the group has ended or is ending: {event.reason}")
+            self._context.log("debug", f"no trainer is asked to stop, the group has ended or is ending: {event.reason}")
             return
         self.agreement.stop(event.reason, event.within_s, group if event.group else None)
 
@@ -326,9 +326,9 @@ class Coordinator:
 
     def _give_up_waiting(self) -> None:
         """No process sleeps for so long: its open intents are closed, and their steps are free."""
-        if self._desk.now_s - self._claimed_s >= self.settings.assume_dead_after_s:
+        if self._context.now_s - self._claimed_s >= self.settings.assume_dead_after_s:
             for attempt in sorted(self.journal.held_by):
-                self._desk.log("warning", f"attempt {attempt} has not come back: its process is taken for dead")
+                self._context.log("warning", f"attempt {attempt} has not come back: its process is taken for dead")
                 self.journal.attempt_dead(AttemptDead(attempt=attempt))
 
     def _tick(self, _: Tick) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raystate.core.coordinator.agreement import Agreement
-from raystate.core.coordinator.desk import Desk, brief, ranks_text
+from raystate.core.coordinator.context import Context, brief, ranks_text
 from raystate.core.coordinator.group import Group, Joins
 from raystate.core.formats.messages import HostDown, HostId, HostLeaving
 from raystate.waits import MOMENT_S, OVERDUE_S
@@ -27,8 +27,8 @@ class Notices:
     is as good as any other again.
     """
 
-    def __init__(self, desk: Desk, joins: Joins, agreement: Agreement):
-        self.desk = desk
+    def __init__(self, context: Context, joins: Joins, agreement: Agreement):
+        self.context = context
         self.joins = joins
         self.agreement = agreement
         self._ends: dict[HostId, _End] = {}
@@ -40,11 +40,11 @@ class Notices:
 
     def leaving(self, event: HostLeaving) -> None:
         """A host is to go away."""
-        within_s = self.desk.settings.barrier_timeout_s if event.within_s is None else max(0.0, event.within_s)
-        until_s = self.desk.now_s + within_s
+        within_s = self.context.settings.barrier_timeout_s if event.within_s is None else max(0.0, event.within_s)
+        until_s = self.context.now_s + within_s
         known = self._ends.get(event.host)
         if known is None:
-            self.desk.log("debug", f"host {event.host} goes away within {within_s:.1f} s: {event.reason}")
+            self.context.log("debug", f"host {event.host} goes away within {within_s:.1f} s: {event.reason}")
         if known is None or until_s < known.until_s - MOMENT_S:
             self._ends[event.host] = _End(until_s, event.reason)
 
@@ -53,10 +53,10 @@ class Notices:
         self._ends.pop(event.host, None)
 
     def _forget_overdue(self) -> None:
-        for host, end in [(host, end) for host, end in self._ends.items() if self.desk.now_s - end.until_s >= OVERDUE_S]:
+        for host, end in [(host, end) for host, end in self._ends.items() if self.context.now_s - end.until_s >= OVERDUE_S]:
             view = self.joins.memory.hosts.get(host)
             if view is not None and view.up:
-                self.desk.log("warning", f"host {host} was to go away {OVERDUE_S:.0f} s ago, and is still there: {end.why}")
+                self.context.log("warning", f"host {host} was to go away {OVERDUE_S:.0f} s ago, and is still there: {end.why}")
             del self._ends[host]
 
     def turn(self) -> None:
@@ -71,12 +71,12 @@ class Notices:
             return
         for host in sorted(self._ends.keys() & group.hosts.values()):
             end = self._ends[host]
-            if end.asked is None or (end.asked != group.nonce and self.desk.now_s < end.until_s):
+            if end.asked is None or (end.asked != group.nonce and self.context.now_s < end.until_s):
                 end.asked = group.nonce
                 self._ask(host, end, group)
 
     def _ask(self, host: HostId, end: _End, group: Group) -> None:
         ranks = [rank for rank, one in sorted(group.hosts.items()) if one == host]
         reason = brief(f"the node of {ranks_text(ranks, group.hosts)} goes away: {end.why}")
-        within_s = max(0.0, end.until_s - self.desk.now_s)
+        within_s = max(0.0, end.until_s - self.context.now_s)
         self.agreement.stop(reason, within_s, group)

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from raystate.core.coordinator.desk import Desk
+from raystate.core.coordinator.context import Context
 from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import Memory
@@ -60,8 +60,8 @@ class Fates:
 class Promises:
     """Waits for durability on behalf of the ranks that have called wait_until_finished(). All are looked at after each batch of events."""
 
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
-        self._desk = desk
+    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
+        self._context = context
         self._snapshots = snapshots
         self._memory = memory
         self._joins = joins
@@ -78,7 +78,7 @@ class Promises:
                 self._saves.copy_broke(key, event.rank, why)
             # Another try may keep what is broken. A rank that asks again, because the answer may be lost, waits no longer for it.
             keys = frozenset((*event.promised, *(key for key, _ in event.broken)))
-            self._waiting.setdefault(keys, {}).setdefault(event.ask, (event, self._desk.now_s))
+            self._waiting.setdefault(keys, {}).setdefault(event.ask, (event, self._context.now_s))
 
     def turn(self) -> None:
         """Answer those whose promises are all settled, whose group is gone, or who have waited long enough."""
@@ -97,23 +97,23 @@ class Promises:
     def _has_to_wait(self, event: FlushAsked, since_s: float, fates: Fates, *, is_open: bool) -> bool:
         group = self._joins.group
         gone = group is None or not group.alive or group.lineage != event.lineage
-        if not event.wait or gone or self._desk.now_s - since_s >= self._desk.settings.save_timeout_s:
+        if not event.wait or gone or self._context.now_s - since_s >= self._context.settings.save_timeout_s:
             return False
         return is_open or not fates.is_heard(event)
 
     def _answer(self, ask: Ask, event: FlushAsked, since_s: float, fates: Fates) -> None:
-        waited_s = self._desk.now_s - since_s
+        waited_s = self._context.now_s - since_s
         undecided, errors, lost = fates.unfinished(event)
         if event.wait:
             errors += [f"{text} (after {waited_s:.1f} s)" for text in fates.texts(event, undecided)]
         mistake = self._saves.mistake
         if event.wait and mistake is not None and mistake[0] in lost:
             step = mistake[0].step
-            self._desk.fail([ask], "ConfigError", "; ".join((mistake[1], *fates.late(event, but=step))), step=step)
+            self._context.fail([ask], "ConfigError", "; ".join((mistake[1], *fates.late(event, but=step))), step=step)
             return
         durable_step = self._journal.durable_step
         reply = FlushReply(durable_step=durable_step, errors=tuple(errors), lost=tuple(lost), undecided=tuple(undecided))
-        self._desk.answer(ask, reply)
+        self._context.answer(ask, reply)
 
     @property
     def waiting(self) -> int:

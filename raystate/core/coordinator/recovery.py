@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from raystate.core.coordinator.desk import NAMED, Desk, all_have
+from raystate.core.coordinator.context import NAMED, Context, all_have
 from raystate.core.coordinator.discards import Discards
+from raystate.core.coordinator.fresh_reports import RestoreReports
 from raystate.core.coordinator.group import Group, Joins
-from raystate.core.coordinator.inquiry import RestoreInquiry
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.restorable import Restorable
+from raystate.core.coordinator.restore_asks import RestoreAsks
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
-from raystate.core.coordinator.wishes import Wishes
 from raystate.core.coordinator.withdrawals import Withdrawals
 from raystate.core.formats.errors import InvalidTransitionError
 from raystate.core.formats.messages import (
@@ -52,9 +52,16 @@ class Restores:
     """One restore at a time, through its phases; its parts know what is wanted, held and whole."""
 
     def __init__(
-        self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots, discards: Discards
+        self,
+        context: Context,
+        memory: Memory,
+        joins: Joins,
+        journal: Journal,
+        saves: Saves,
+        snapshots: Snapshots,
+        discards: Discards,
     ):
-        self.desk = desk
+        self.context = context
         self.memory = memory
         self.joins = joins
         self.journal = journal
@@ -62,10 +69,10 @@ class Restores:
         self.snapshots = snapshots
         self.discards = discards
         self.phase: Phase = "idle"
-        self._wishes = Wishes()
-        self._inquiry = RestoreInquiry(desk, memory, snapshots)
+        self._wishes = RestoreAsks()
+        self._fresh_reports = RestoreReports(context, memory, snapshots)
         self._restorable = Restorable(memory, journal, saves)
-        self.withdrawals = Withdrawals(desk, journal, saves)
+        self.withdrawals = Withdrawals(context, journal, saves)
         self._group: Group | None = None
         self._want: int | None = None
         self._rollback = False
@@ -91,13 +98,13 @@ class Restores:
             self._begin(group)
         elif self.phase != "asking" and self._wishes.differs(event):
             why = self._has_gone_on([event.rank])
-            self.desk.fail([event.ask], *why)
+            self.context.fail([event.ask], *why)
             self._fail(*why)
             return
         elif self.phase == "trying" and event.ask not in self._wishes.everybody():
             # The rank never got the choice, or has begun anew: it gets the same one.
             assert self._choice is not None
-            self.desk.answer(event.ask, self._choice)
+            self.context.answer(event.ask, self._choice)
             return
         self._wishes.asked(event, group)
 
@@ -116,7 +123,7 @@ class Restores:
             self._wishes.resume(event)
             return
         if self.phase != "trying" or choice is None or not self._is_for(group):
-            self.desk.fail(
+            self.context.fail(
                 [event.ask],
                 "StaleAttemptError",
                 f"rank {event.rank} reports a restore of step {event.step}, but none is under way",
@@ -127,10 +134,10 @@ class Restores:
         if event.begins != choice.begins and event.lineage == self._wishes.lineage(event.rank):
             # An earlier attempt has answered the rank: perhaps with another past and lineage.
             # (test_recovery.test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one)
-            self.desk.answer(event.ask, choice)
+            self.context.answer(event.ask, choice)
             return
         if event.step != choice.step or event.lineage != self._wishes.lineage(event.rank):
-            self.desk.fail(
+            self.context.fail(
                 [event.ask],
                 "StaleAttemptError",
                 f"rank {event.rank} has tried step {event.step}, but the choice is step {choice.step}",
@@ -151,7 +158,7 @@ class Restores:
         if self.phase != "idle":
             self._fail("StaleAttemptError", f"a restore of lineage {group.lineage} has begun, and this one is over")
         self._group = group
-        self._wishes = Wishes()
+        self._wishes = RestoreAsks()
         self._restorable.forget_damage()
         self._begins = ""
         self._rolls_back = False
@@ -169,7 +176,7 @@ class Restores:
         self.phase = phase
         if self._group is not None:
             self._group.restoring = phase == "trying"
-        self._since_s = self.desk.now_s
+        self._since_s = self.context.now_s
 
     def turn(self) -> None:
         """Go on as far as what is known and the time allow."""
@@ -207,14 +214,14 @@ class Restores:
             return
         self._want, self._rollback = self._wishes.wanted()
         self._enter("looking")
-        self._inquiry.begin()
+        self._fresh_reports.begin()
 
     def _waiting_for(self, group: Group) -> str:
         """What has to be known before the choice; "" if nothing."""
-        gathered = self._inquiry.gathered()
+        gathered = self._fresh_reports.gathered()
         if gathered:
             return f"reports of hosts {gathered}"
-        late = self._inquiry.first_late(lambda view: self._inquiry.is_late(view, group))
+        late = self._fresh_reports.first_late(lambda view: self._fresh_reports.is_late(view, group))
         if late is not None:
             return f"a report of host {late.host}"
         unheard = group.first_unheard(self._wishes.word)
@@ -261,12 +268,12 @@ class Restores:
     def _announce(self, choice: RestoreChoice) -> None:
         self._choice = choice
         what = "begins without a step" if choice.tier == "none" else f"restores step {choice.step} from {choice.tier}"
-        self.desk.log("info", f"lineage {choice.begins} {what}: {choice.reason}")
+        self.context.log("info", f"lineage {choice.begins} {what}: {choice.reason}")
         self._tried = {}
         asks = self._wishes.take()
         self._enter("trying")
         for ask in asks:
-            self.desk.answer(ask, choice)
+            self.context.answer(ask, choice)
 
     # ---------------------------------------------------------------- how it went
 
@@ -278,7 +285,7 @@ class Restores:
             self._go_on(choice)
             return
         text = "; ".join(f"rank {one.rank}: {one.error}" for one in bad)
-        self.desk.log("warning", f"step {choice.step} could not be restored from {choice.tier}: {text}")
+        self.context.log("warning", f"step {choice.step} could not be restored from {choice.tier}: {text}")
         # Storage out of reach is no damage: the step is not set aside for it.
         # (test_recovery.test_unreachable_storage_is_not_taken_for_damage)
         if choice.tier == "none" or (choice.tier == "storage" and not any(one.damaged for one in bad)):
@@ -349,17 +356,17 @@ class Restores:
             safe=durable,
             saving=saving,
             durable_step=self.journal.durable_step,
-            advice=(self.desk.attempt, self.snapshots.seq),
+            advice=(self.context.attempt, self.snapshots.seq),
         )
         for ask in self._wishes.everybody():
-            self.desk.answer(ask, settled)
+            self.context.answer(ask, settled)
         what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"  # which was said
-        self.desk.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")
+        self.context.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")
         self._enter("idle")
 
     def _fail(self, error: str, message: str, **details: object) -> None:
-        self.desk.log("error", message)
-        self.desk.fail(self._wishes.everybody(), error, message, **details)
+        self.context.log("error", message)
+        self.context.fail(self._wishes.everybody(), error, message, **details)
         self._enter("idle")
 
     # ---------------------------------------------------------------- deadlines
@@ -367,7 +374,7 @@ class Restores:
     def _look_at_deadlines(self) -> None:
         group = self._group
         assert group is not None
-        settings, waited_s = self.desk.settings, self.desk.now_s - self._since_s
+        settings, waited_s = self.context.settings, self.context.now_s - self._since_s
         if self.phase == "asking" and waited_s >= settings.barrier_timeout_s:
             missing = self._wishes.missing(group.world)
             who = self.joins.where(missing) if group.world is not None else "ranks of unknown number (no host reports this lineage)"
@@ -389,10 +396,10 @@ class Restores:
             self._fail("BarrierTimeoutError", message, missing_ranks=missing[:NAMED], phase="restore", waited_s=waited_s)
 
     def _give_up_late(self, group: Group, waited_s: float) -> None:
-        settings = self.desk.settings
+        settings = self.context.settings
         if waited_s >= settings.host_timeout_s:
-            self._inquiry.give_up_late(group, waited_s)
-        asked_s = waited_s if self._rolls_back else self.desk.now_s - self._inquiry.began_s
+            self._fresh_reports.give_up_late(group, waited_s)
+        asked_s = waited_s if self._rolls_back else self.context.now_s - self._fresh_reports.began_s
         if asked_s >= settings.restore_timeout_s:
             waiting = self._waiting_for(group) or "the log"
             self._fail("StorageError", f"restore waited {asked_s:.1f} s for {waiting}", phase="restore", waited_s=asked_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.coordinator.desk import step_text
+from raystate.core.coordinator.context import step_text
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import Memory, Snap
 from raystate.core.coordinator.saves import Saves

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from raystate.core.coordinator.absence import Absence
-from raystate.core.coordinator.desk import Desk, named, remember, retry_delay_s
+from raystate.core.coordinator.context import Context, named, remember, retry_delay_s
 from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.journal import Change, Journal, Request, Retirement
 from raystate.core.coordinator.memory import Memory, Snap
@@ -41,8 +41,8 @@ _BROKEN = "its copy on"
 class Saves:
     """Which snapshots are to become durable, and the one save that is running."""
 
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal):
-        self.desk = desk
+    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal):
+        self.context = context
         self.memory = memory
         self.joins = joins
         self.journal = journal
@@ -52,8 +52,8 @@ class Saves:
         self.mistake: tuple[SnapshotId, str] | None = None  # the newest snapshot that is the caller's mistake, and which
         self.has_saved = False  # this attempt has committed a step
         self.restoring = -1  # a stored step that is being read now
-        self.absence = Absence(desk, memory, joins)
-        self.pace = StorageWatch(desk, journal, self.absence)
+        self.absence = Absence(context, memory, joins)
+        self.pace = StorageWatch(context, journal, self.absence)
         self._counter = 0
         self._kept: Steps | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
 
@@ -66,7 +66,7 @@ class Saves:
         if key in self.jobs or key in self.failed or self._is_kept(key) or not self.memory.believed(key.lineage, key.step):
             return
         snap = self.memory.snaps.get(key)
-        self.jobs[key] = Job(key, why, snap is not None and snap.promised, due_s=self.desk.now_s, next_s=self.desk.now_s)
+        self.jobs[key] = Job(key, why, snap is not None and snap.promised, due_s=self.context.now_s, next_s=self.context.now_s)
         if key.step in self.journal.live:
             self._give_up(key, self._other_bytes(key))
 
@@ -181,7 +181,7 @@ class Saves:
             del self.jobs[key]  # another try of its step is durable
         if self.running is not None or not self.jobs:
             return
-        now_s = self.desk.now_s
+        now_s = self.context.now_s
         for key in sorted(self.jobs, key=_by_step):
             job = self.jobs[key]
             if job.next_s > now_s:
@@ -190,7 +190,7 @@ class Saves:
             if refused is not None:  # a superseded attempt may still remove a step of this number
                 if key.step in self.journal.live:
                     self._give_up(key, self._other_bytes(key))
-                elif now_s - job.due_s >= self.desk.settings.save_timeout_s:
+                elif now_s - job.due_s >= self.context.settings.save_timeout_s:
                     self._give_up(key, refused)
                 elif job.refused != refused:
                     job.refused = refused  # it may be released in time
@@ -213,13 +213,13 @@ class Saves:
                 self._give_up(key, self.joins.lost_text(key))
 
     def _start(self, job: Job, snap: Snap) -> None:
-        desk, group = self.desk, self.joins.group
+        context, group = self.context, self.joins.group
         self._counter += 1
-        save = SaveId(f"a{desk.attempt}k{self._counter}")
-        job.begin(save, snap, {} if group is None else group.hosts, desk.now_s)
+        save = SaveId(f"a{context.attempt}k{self._counter}")
+        job.begin(save, snap, {} if group is None else group.hosts, context.now_s)
         self.running = job
-        desk.log("debug", f"save {save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.orders)} hosts")
-        desk.out.extend(job.orders)
+        context.log("debug", f"save {save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.orders)} hosts")
+        context.out.extend(job.orders)
 
     def written(self, event: Written) -> None:
         """A host has written its pieces, or could not."""
@@ -240,7 +240,7 @@ class Saves:
             job.phase = "packaging"
             key, live = job.key, tuple(self.journal.live.values())
             hosts = tuple(order.host for order in job.orders)
-            self.desk.out.append(BuildPackage(save=job.save, lineage=key.lineage, step=key.step, hosts=hosts, live=live))
+            self.context.out.append(BuildPackage(save=job.save, lineage=key.lineage, step=key.step, hosts=hosts, live=live))
 
     def progressed(self, event: Progress) -> None:
         """A host has written some of its pieces, if it is one that does."""
@@ -330,14 +330,14 @@ class Saves:
 
     def _look_at_deadlines(self) -> None:
         """Orders whose answer may be lost are repeated, too."""
-        now_s, limit_s = self.desk.now_s, self.desk.settings.save_timeout_s
+        now_s, limit_s = self.context.now_s, self.context.settings.save_timeout_s
         self.pace.look(self.jobs, job := self.running, is_first=not self.has_saved)
         if job is not None:
             waited_s = now_s - job.started_s
             if job.phase == "writing" and now_s - job.told_s >= min(ASKED_AGAIN_S, limit_s / 4):
                 # Its answer, or the order itself, may be lost; a host that has done it says so again.
                 job.told_s = now_s
-                self.desk.out.extend(order for order in job.orders if order.host in job.waiting)
+                self.context.out.extend(order for order in job.orders if order.host in job.waiting)
             if waited_s >= limit_s and job.phase != "committing":
                 what = "the package is not assembled"
                 if job.phase == "writing":
@@ -351,7 +351,7 @@ class Saves:
 
     def _fail(self, job: Job, why: str, *, of_storage: bool, counts: bool = True) -> None:
         """Before the commit entry: the save's objects are garbage. `counts`: the try does."""
-        self.desk.out.append(Discard(save=job.save, step=job.key.step))
+        self.context.out.append(Discard(save=job.save, step=job.key.step))
         self.running = None
         text = f"save {job.save} of step {job.key.step} failed (try {job.tries} of {MAX_TRIES}): {why}"
         if counts and job.tries >= MAX_TRIES:
@@ -359,14 +359,14 @@ class Saves:
             return
         self.journal.trouble(text, of_storage=of_storage)
         job.phase = "queued"
-        job.next_s = self.desk.now_s + retry_delay_s(job.tries)
+        job.next_s = self.context.now_s + retry_delay_s(job.tries)
         if not counts:
             job.tries -= 1
 
     def _give_up(self, key: SnapshotId, why: str, *, of_storage: bool = False, by_restore: bool = False) -> None:
         job = self.jobs.pop(key, None)
         if job is not None and job is self.running:
-            self.desk.out.append(Discard(save=job.save, step=key.step))
+            self.context.out.append(Discard(save=job.save, step=key.step))
             self.running = None
         remember(self.failed, key, why, most=_REMEMBERED)
         if not by_restore and (job is None or job.promised):  # else it is made again

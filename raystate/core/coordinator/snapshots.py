@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.copying import Copying
-from raystate.core.coordinator.desk import Desk, named
 from raystate.core.coordinator.discards import Discards
 from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
@@ -38,15 +38,15 @@ TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the in
 class Snapshots:
     """Takes the hosts' reports, judges each snapshot by them, and advises the hosts."""
 
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, discards: Discards):
-        self.desk = desk
+    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal, saves: Saves, discards: Discards):
+        self.context = context
         self.memory = memory
         self.joins = joins
         self.journal = journal
         self.saves = saves
         self._discards = discards
-        self._laggards = Laggards(desk, joins)
-        self.copying = Copying(desk, memory, joins)
+        self._laggards = Laggards(context, joins)
+        self.copying = Copying(context, memory, joins)
         self.stable: tuple[int, int] = NOWHERE  # places in the present lineage
         self.dead: set[tuple[int, int]] = set()
         self.interval = 1
@@ -70,18 +70,18 @@ class Snapshots:
     def start(self, hosts: tuple[str, ...]) -> None:
         """This attempt owns the run: nothing is decided before the hosts that there are have reported, or have had their time to."""
         self.gathering = set(hosts)
-        self.gather_until_s = self.desk.now_s + self.desk.settings.host_timeout_s
-        self.last_trainer_s = self.desk.now_s
+        self.gather_until_s = self.context.now_s + self.context.settings.host_timeout_s
+        self.last_trainer_s = self.context.now_s
         self.saves.absence.begin()
 
     def trainer_heard(self) -> None:
         """A trainer has spoken to the Coordinator itself: it may be a while before its host reports
         it. (test_ending.test_a_trainer_that_has_just_joined_is_a_sign_of_life)"""
-        self.last_trainer_s = self.desk.now_s + STARTS_S
+        self.last_trainer_s = self.context.now_s + STARTS_S
 
     def _speaks(self, view: HostView, incarnation: str, seq: int) -> bool:
         """False for an incarnation that has been replaced."""
-        new = self.memory.incarnate(view, incarnation, seq, self.desk.now_s, self.desk.settings.host_timeout_s / 2)
+        new = self.memory.incarnate(view, incarnation, seq, self.context.now_s, self.context.settings.host_timeout_s / 2)
         if new:
             self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
             self.saves.absence.came(view.host)
@@ -90,9 +90,9 @@ class Snapshots:
         return new is not None
 
     def _rise(self, view: HostView) -> None:
-        if view.rise(self.desk.now_s):
+        if view.rise(self.context.now_s):
             self._unadvised.append(view)
-            self.desk.log("info", f"host {view.host} is back")
+            self.context.log("info", f"host {view.host} is back")
             self.saves.absence.came(view.host)
             self.copying.look_again()
 
@@ -106,14 +106,14 @@ class Snapshots:
 
     def had_its_time(self, view: HostView) -> bool:
         """Whether it could have reported by now: one that has only just come back gets as long as the others had."""
-        return self.desk.now_s - view.up_s >= self.desk.settings.host_timeout_s
+        return self.context.now_s - view.up_s >= self.context.settings.host_timeout_s
 
     def give_up_on(self, host: HostId, why: str) -> None:
         """Count a host as down that answers too late; its next report brings it back."""
         self._fall(self.memory.hosts[host], why)
 
     def _fall(self, view: HostView, why: str) -> None:
-        self.desk.log("warning", f"host {view.host} is down: {why}")
+        self.context.log("warning", f"host {view.host} is down: {why}")
         self.memory.forget(view, why)
         self.gathering.discard(view.host)
         self.saves.host_gone(view.host, why)
@@ -124,16 +124,16 @@ class Snapshots:
         """A host tells what it holds and what its trainers say. An older report than the last, or of a dead incarnation, is ignored."""
         summary = event.summary
         memory = self.memory
-        view = memory.view(summary.host, self.desk.now_s)
+        view = memory.view(summary.host, self.context.now_s)
         if not self._speaks(view, summary.incarnation, summary.seq) or summary.seq <= view.summary_seq:
             return
         self._rise(view)
         self.saves.absence.heard(view.host)
         no_copies = view.no_copies
-        touched = memory.take(view, summary, self.desk.now_s)
+        touched = memory.take(view, summary, self.context.now_s)
         moved = self.joins.observe(view)
         if summary.trainers:
-            self.last_trainer_s = self.desk.now_s
+            self.last_trainer_s = self.context.now_s
         if self.gathering:
             self.gathering.discard(summary.host)
             self.copying.look_again()
@@ -147,8 +147,8 @@ class Snapshots:
                 self._completed(snap)
         if group is not None and (touched or moved):
             self._find_dead(view, [key for key, new in touched.items() if new and key.lineage == group.lineage])
-        if view.sent is not None and (view.advised is None or view.advised < (self.desk.attempt, view.sent)):
-            if self.desk.now_s - view.sent_s >= RETRY_FIRST_S:
+        if view.sent is not None and (view.advised is None or view.advised < (self.context.attempt, view.sent)):
+            if self.context.now_s - view.sent_s >= RETRY_FIRST_S:
                 view.tell_again()
                 self._unadvised.append(view)
         # A host that was away when the others discarded hears of it before its pieces count again.
@@ -228,11 +228,11 @@ class Snapshots:
         step = key.step
         self.dead.add(key.place)
         why = f"rank {rank} (host {view.host}) skipped step {step}"
-        self.desk.log("debug", why)
+        self.context.log("debug", why)
         snap = self.memory.snaps.get(key)
         if snap is not None and snap.promised_by_some:
             self.saves.lost(key, why)
-        unit = self.interval * max(1, self.desk.settings.snapshot_every_steps)
+        unit = self.interval * max(1, self.context.settings.snapshot_every_steps)
         if step <= self._mark or step % unit:
             return
         if self._calm >= TOLERATED_EVERY:  # one hiccup must not halve the rate of snapshots
@@ -245,8 +245,8 @@ class Snapshots:
         self.interval = interval
         self._mark = -1 if group is None else group.newest
         self._calm = 0
-        every = interval * max(1, self.desk.settings.snapshot_every_steps)
-        self.desk.log("info", f"a snapshot every {f'{every} steps' if every > 1 else 'step'} from now: {why}")
+        every = interval * max(1, self.context.settings.snapshot_every_steps)
+        self.context.log("info", f"a snapshot every {f'{every} steps' if every > 1 else 'step'} from now: {why}")
 
     # ---------------------------------------------------------------- advice
 
@@ -304,7 +304,7 @@ class Snapshots:
         lineage = "" if group is None else group.lineage
         decided = group is not None and (group.decided or self.stable != NOWHERE or (base is not None and base.by == lineage))
         advice = Advice(
-            attempt=self.desk.attempt,
+            attempt=self.context.attempt,
             seq=self.seq,
             lineage=lineage,
             decided=decided,
@@ -328,8 +328,8 @@ class Snapshots:
         self._unadvised = []
         for view in views:
             if view.up and view.sent != self.seq:
-                view.told(self.seq, self.desk.now_s)
-                self.desk.out.append(Advise(host=view.host, advice=advice))
+                view.told(self.seq, self.context.now_s)
+                self.context.out.append(Advise(host=view.host, advice=advice))
 
     def _look_at(self, group: Group) -> None:
         """What the present group's snapshots have become."""
@@ -346,7 +346,7 @@ class Snapshots:
 
     def tick(self) -> None:
         """Count silent hosts as down, and look whether some ranks have stopped saving."""
-        now_s, settings = self.desk.now_s, self.desk.settings
+        now_s, settings = self.context.now_s, self.context.settings
         for view in self.memory.views:
             if view.up and now_s - view.heard_s >= settings.host_timeout_s:
                 self._fall(view, f"it has said nothing for {now_s - view.heard_s:.1f} s")
@@ -354,7 +354,7 @@ class Snapshots:
                 self._discards.tell(view)
         self.copying.tick()
         if self.gathering and now_s >= self.gather_until_s:
-            self.desk.log("warning", f"hosts {named(sorted(self.gathering))} have not reported; going on without them")
+            self.context.log("warning", f"hosts {named(sorted(self.gathering))} have not reported; going on without them")
             self.gathering = set()
         if self.failure is None and (failure := self._laggards.look()) is not None:
             self.fail(failure)

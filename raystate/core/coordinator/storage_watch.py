@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raystate.core.coordinator.absence import Absence
-from raystate.core.coordinator.desk import Desk, named
+from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.save_job import Job
 from raystate.core.formats.names import SnapshotId
@@ -21,8 +21,8 @@ from raystate.waits import SAID_AGAIN_S, STORAGE_STILL_S
 class StorageWatch:
     """A part of the Coordinator's machine."""
 
-    def __init__(self, desk: Desk, journal: Journal, absence: Absence):
-        self._desk = desk
+    def __init__(self, context: Context, journal: Journal, absence: Absence):
+        self._context = context
         self._journal = journal
         self._absence = absence
         self._moved_s = 0.0  # when storage last got something, or got something to do
@@ -32,11 +32,11 @@ class StorageWatch:
     @property
     def room(self) -> int:
         """How many steps that are due may stay in host memory where others need it: one slot is being filled, and one holds the newest."""
-        return max(0, self._desk.settings.snapshot_slots - 2)
+        return max(0, self._context.settings.snapshot_slots - 2)
 
     def moved(self) -> None:
         """Storage has got something."""
-        self._moved_s = self._desk.now_s
+        self._moved_s = self._context.now_s
 
     def look(self, jobs: Mapping[SnapshotId, Job], running: Job | None, *, is_first: bool) -> None:
         """Storage that stands still, or that is too slow for others to wait for it, counts as failing until a step is published. A host
@@ -45,7 +45,7 @@ class StorageWatch:
         Args:
             is_first: this attempt has committed nothing: what builds packages may still be loading.
         """
-        settings, now_s, logged_s = self._desk.settings, self._desk.now_s, self._journal.changed_s
+        settings, now_s, logged_s = self._context.settings, self._context.now_s, self._journal.changed_s
         if not (jobs or self._journal.publishing):
             self._moved_s = now_s
         if len(jobs) <= self.room or logged_s > self._crowded_s:
@@ -63,10 +63,10 @@ class StorageWatch:
     def say_if_held_up(self, kept: tuple[SnapshotId, ...], lineage: str, stable: tuple[int, int]) -> None:
         """A line for people, if no slot is left for a newer snapshot than the newest stable one."""
         waiting = [key for key in kept if key.lineage == lineage and key.place < stable]
-        if len(waiting) > self.room and self._desk.now_s - self._said_s >= SAID_AGAIN_S:
-            self._said_s = self._desk.now_s
+        if len(waiting) > self.room and self._context.now_s - self._said_s >= SAID_AGAIN_S:
+            self._said_s = self._context.now_s
             text = f"snapshots are held up after step {stable[0]}: {_steps(waiting)} wait for storage in all other slots"
-            self._desk.log("warning", f"{text}; save less often, or set more snapshot_slots")
+            self._context.log("warning", f"{text}; save less often, or set more snapshot_slots")
 
 
 def _steps(keys: Mapping[SnapshotId, Job] | list[SnapshotId]) -> str:

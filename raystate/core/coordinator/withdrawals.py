@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raystate.core.coordinator.desk import Desk
+from raystate.core.coordinator.context import Context
 from raystate.core.coordinator.journal import Change, Journal, Kind, Request, Retirement
 from raystate.core.coordinator.saves import Saves
 from raystate.core.formats.messages import LogEntry
@@ -17,8 +17,8 @@ class Withdrawals:
         under_way: an entry was asked for and is not in the log yet.
     """
 
-    def __init__(self, desk: Desk, journal: Journal, saves: Saves):
-        self._desk = desk
+    def __init__(self, context: Context, journal: Journal, saves: Saves):
+        self._context = context
         self._journal = journal
         self._saves = saves
         self.under_way = False
@@ -59,7 +59,7 @@ class Withdrawals:
     def _may_retire(self, step: int) -> bool:
         refused = self._journal.refuse_retire(step)
         if refused is not None:
-            self._desk.log("warning", refused)
+            self._context.log("warning", refused)
         return refused is None
 
     def _ask(self, kind: Kind, retires: list[Retirement], why: str) -> None:

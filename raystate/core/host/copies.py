@@ -24,7 +24,7 @@ from raystate.core.formats.host_messages import (
     RemoveSet,
 )
 from raystate.core.formats.messages import Advice, Copy, HostId, SnapshotId
-from raystate.core.host.held import GIVEN_UP, Held, HeldSet
+from raystate.core.host.slot_sets import GIVEN_UP, SlotSet, SlotSets
 from raystate.core.host.slots import why_free, why_reusable
 
 
@@ -40,15 +40,15 @@ class Copies:
     """Transfers to this host, one at a time from each other host.
 
     Args:
-        held: what the slots of this host hold.
+        slot_sets: what the slots of this host hold.
 
     Attributes:
         out: where commands go; the machine's, for the event at hand.
         no_memory: why this host can't keep copies; "": it can.
     """
 
-    def __init__(self, held: Held):
-        self._held = held
+    def __init__(self, slot_sets: SlotSets):
+        self._slot_sets = slot_sets
         self._order: Copy | None = None
         self._transfers: dict[int, _Transfer] = {}
         self._number = 0
@@ -70,7 +70,12 @@ class Copies:
             return
         for rank, source in order.pieces:
             busy = any(one.source == source or one.rank == rank for one in self._transfers.values())
-            if busy or rank in self._failed or self._why_not(order.snapshot, advice) or self._held.find(order.snapshot, (rank,)):
+            if (
+                busy
+                or rank in self._failed
+                or self._why_not(order.snapshot, advice)
+                or self._slot_sets.find(order.snapshot, (rank,))
+            ):
                 continue
             self._number += 1
             self._transfers[self._number] = _Transfer(source, order.snapshot, rank)
@@ -79,7 +84,7 @@ class Copies:
 
     def _why_not(self, snapshot: SnapshotId, advice: Advice | None) -> str:
         """Why no host needs a copy of it any more; "" if one may."""
-        base = self._held.base
+        base = self._slot_sets.base
         if base is not None and not base.spares(snapshot.lineage, snapshot.step):
             return GIVEN_UP
         return (why_free(snapshot, advice) or "") if advice is not None else ""
@@ -88,13 +93,13 @@ class Copies:
         wanted = {rank for rank, _ in order.pieces}
         filling = {one.place.index for one in self._transfers.values() if one.place is not None}
         measuring = {one.rank for one in self._transfers.values() if one.place is None}
-        newest = {one.copies_of: one.index for one in self._held.sets.values()}
-        for one in list(self._held.sets.values()):
+        newest = {one.copies_of: one.index for one in self._slot_sets.sets.values()}
+        for one in list(self._slot_sets.sets.values()):
             rank = one.copies_of
-            if rank is None or one.index in filling or rank in measuring or self._held.is_needed(one.index, advice):
+            if rank is None or one.index in filling or rank in measuring or self._slot_sets.is_needed(one.index, advice):
                 continue
             if rank not in wanted or newest[rank] != one.index:
-                del self._held.sets[one.index]
+                del self._slot_sets.sets[one.index]
                 reason = f"the copies of rank {rank} in it aren't needed any more"
                 self.out.append(RemoveSet(index=one.index, trainer=one.trainer, reason=reason))
 
@@ -102,7 +107,7 @@ class Copies:
 
     def measured(self, event: CopyMeasured, advice: Advice | None) -> None:
         """Its set is known: give it a slot that may be reused."""
-        transfer, one = self._transfers.get(event.transfer), self._held.sets.get(event.index)
+        transfer, one = self._transfers.get(event.transfer), self._slot_sets.sets.get(event.index)
         if transfer is None:
             return
         why = self._why_not(transfer.snapshot, advice)
@@ -122,7 +127,7 @@ class Copies:
         self.out.append(FillCopy(transfer=event.transfer, place=transfer.place))
 
     @staticmethod
-    def _free_slot(one: HeldSet, advice: Advice | None) -> int | None:
+    def _free_slot(one: SlotSet, advice: Advice | None) -> int | None:
         free = [
             (slot.content is not None, number)
             for number, slot in enumerate(one.slots)
@@ -152,7 +157,7 @@ class Copies:
             self._drop(event.transfer, why)
         else:
             self._end(event.transfer)
-            self._held.sets[place.index].slots[place.slot].content = content
+            self._slot_sets.sets[place.index].slots[place.slot].content = content
             self.out.append(CommitCopy(transfer=event.transfer, place=place))
 
     def _drop(self, number: int, reason: str) -> None:
@@ -164,5 +169,5 @@ class Copies:
     def _end(self, number: int) -> _Transfer | None:
         transfer = self._transfers.pop(number, None)
         if transfer is not None and transfer.place is not None:
-            self._held.let_go((transfer.place,))
+            self._slot_sets.let_go((transfer.place,))
         return transfer

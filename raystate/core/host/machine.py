@@ -54,10 +54,10 @@ from raystate.core.formats.messages import (
     group_of,
     save_order,
 )
-from raystate.core.host.attached import Attached
+from raystate.core.host.connections import Connections
 from raystate.core.host.copies import Copies
-from raystate.core.host.held import Held, applies
 from raystate.core.host.reporting import Reporting
+from raystate.core.host.slot_sets import SlotSets, applies
 from raystate.waits import HEARTBEAT_S, REPORT_EVERY_S
 
 REMEMBERED_SAVES = 4
@@ -95,9 +95,9 @@ class Host:
         self.incarnation = incarnation
         self._domain = domain
         memory = memory or HostMemory()
-        self._held = Held(memory.base)
-        self._attached = Attached(host, self._held)
-        self._copies = Copies(self._held)
+        self._slot_sets = SlotSets(memory.base)
+        self._connections = Connections(host, self._slot_sets)
+        self._copies = Copies(self._slot_sets)
         self._advice = memory.advice
         self._attempt: int | None = None  # the newest that was heard of; older ones are ignored
         self._readers: dict[str, tuple[Place, ...]] = {}
@@ -115,7 +115,7 @@ class Host:
             SaidBye: self._said_bye,
             Disconnected: self._disconnected,
             Unlocked: self._unlocked,
-            Examined: self._attached.examined,
+            Examined: self._connections.examined,
             HoldAsked: self._hold_asked,
             HoldEnded: self._hold_ended,
             WriteEnded: self._write_ended,
@@ -154,24 +154,25 @@ class Host:
     def story(self) -> str:
         """The state in one line, for people."""
         held = ", ".join(f"set {place.index} slot {place.slot}: step {content.step}" for place, content in self.contents())
-        trainers = ", ".join(f"rank {one.hello.rank} with set {one.hello.set_index}" for one in self._attached.trainers.values())
+        trainers = ", ".join(f"rank {one.hello.rank} with set {one.hello.set_index}" for one in self._connections.trainers.values())
         return (
-            f"incarnation {self.incarnation}; attempt {self._attempt}; sets {sorted(self._held.sets)}; trainers: {trainers or 'none'}; "
+            f"incarnation {self.incarnation}; attempt {self._attempt}; sets {sorted(self._slot_sets.sets)}; "
+            f"trainers: {trainers or 'none'}; "
             f"holds {held or 'nothing'}; saves {sorted(self._saves)}"
         )
 
     def _handle(self, event: HostEvent, now_s: float) -> list[HostCommand]:
         self._now_s = now_s
         out: list[HostCommand] = []
-        self._out = self._held.out = self._attached.out = self._copies.out = out
+        self._out = self._slot_sets.out = self._connections.out = self._copies.out = out
         # The shell tells first of all sets that it finds: a report before would call the rest lost.
         # (test_host.test_the_first_report_says_all_that_lies_there)
         self._knows_all = self._knows_all or type(event) is not SetFound
         self._handlers[type(event)](event)
         if type(event) is not Look:  # time alone frees nothing
             self._grant()
-            if len(self._held.sets) > 1:
-                self._held.drop_replaced(self._advice, self._attached.is_connected)
+            if len(self._slot_sets.sets) > 1:
+                self._slot_sets.drop_replaced(self._advice, self._connections.is_connected)
             self._copies.turn(self._advice)
         self._report()
         return out
@@ -184,62 +185,62 @@ class Host:
     @property
     def suspects(self) -> tuple[int, ...]:
         """Sets whose trainer is not connected, and may still have slots of it: is their lock free?"""
-        return self._attached.suspects
+        return self._connections.suspects
 
     def contents(self) -> list[tuple[Place, Staged]]:
         """What is held here and may be read."""
-        return self._held.contents()
+        return self._slot_sets.contents()
 
     def is_needed(self, index: int) -> bool:
         """Whether a set without a trainer holds anything that a recovery or a save may need: else it may be removed."""
-        return self._held.is_needed(index, self._advice)
+        return self._slot_sets.is_needed(index, self._advice)
 
     # ---------------------------------------------------------------- slot sets
 
     def _set_found(self, event: SetFound) -> None:
-        self._held.found(event)
+        self._slot_sets.found(event)
         self._changed()
 
     def _set_removed(self, event: SetRemoved) -> None:
-        self._held.sets.pop(event.index, None)
+        self._slot_sets.sets.pop(event.index, None)
         self._changed()
 
     def _set_read(self, event: SetRead) -> None:
-        one = self._held.sets.get(event.index)
+        one = self._slot_sets.sets.get(event.index)
         if one is None:
             return
         one.word = event.word
-        self._held.take(one, event.contents)
+        self._slot_sets.take(one, event.contents)
         self._changed()
 
     # ---------------------------------------------------------------- trainers come and go
 
     def _connected(self, event: Connected) -> None:
-        self._attached.connected(event)
+        self._connections.connected(event)
         self._changed()
 
     def _said_bye(self, event: SaidBye) -> None:
-        self._attached.said_bye(event.connection)
+        self._connections.said_bye(event.connection)
 
     def _disconnected(self, event: Disconnected) -> None:
-        if self._attached.disconnected(event):
+        if self._connections.disconnected(event):
             self._changed()
 
     def _unlocked(self, event: Unlocked) -> None:
-        one = self._held.sets.get(event.index)
-        if one is None or self._attached.is_connected(one):
+        one = self._slot_sets.sets.get(event.index)
+        if one is None or self._connections.is_connected(one):
             return
         for number, slot in enumerate(one.slots):
             slot.granted = min(slot.granted, one.done(number))
-        self._held.take(one, event.contents)
+        self._slot_sets.take(one, event.contents)
         self._changed()
-        self._attached.unlocked(one)
+        self._connections.unlocked(one)
 
     def _end_trainers(self, order: EndTrainers) -> None:
         # A superseded Coordinator that wakes up must not end the trainers of its successor.
         # (test_simulator.test_planted_bug_is_found, "ends are not fenced")
         if not self._is_stale(order.attempt):
-            self._attached.end(order)
+            self._connections.end(order)
 
     # ---------------------------------------------------------------- the Coordinator's orders
 
@@ -249,7 +250,7 @@ class Host:
             return True
         if self._attempt is None or attempt > self._attempt:
             self._attempt = attempt
-            self._attached.tell_exits_again()
+            self._connections.tell_exits_again()
             self._changed()
         return False
 
@@ -271,24 +272,24 @@ class Host:
         """Discard what a recovery has given up, then report. One that is not newer than the last changes nothing."""
         if self._is_stale(order.attempt):
             return
-        if applies(order, self._held.base):
-            self._held.give_up(order)
+        if applies(order, self._slot_sets.base):
+            self._slot_sets.give_up(order)
             self._remember()
         self._reports.at_once = True
 
     def _remember(self) -> None:
-        self._out.append(Remember(memory=HostMemory(base=self._held.base, advice=self._advice)))
+        self._out.append(Remember(memory=HostMemory(base=self._slot_sets.base, advice=self._advice)))
 
     # ---------------------------------------------------------------- reading and writing what is held
 
     def _hold_asked(self, event: HoldAsked) -> None:
-        places = self._held.find(event.snapshot, event.ranks)
-        self._held.hold(places)
+        places = self._slot_sets.find(event.snapshot, event.ranks)
+        self._slot_sets.hold(places)
         self._readers[event.reader] = places
         self._out.append(Hold(reader=event.reader, places=places))
 
     def _hold_ended(self, event: HoldEnded) -> None:
-        self._held.let_go(self._readers.pop(event.reader, ()))
+        self._slot_sets.let_go(self._readers.pop(event.reader, ()))
         self._changed()
 
     def _write(self, order: Write) -> None:
@@ -305,14 +306,14 @@ class Host:
             self._refuse(order, "StepNotFoundError", f"save {order.save} was executed before on host {self.host[:8]}")
             return
         self._newest_save = number
-        places = self._held.find(order.snapshot, order.ranks)
+        places = self._slot_sets.find(order.snapshot, order.ranks)
         missing = sorted(set(order.ranks) - {place.rank for place in places})
         if missing:
             self._refuse(order, "StepNotFoundError", f"host {self.host[:8]} does not hold ranks {missing} of step {order.step}")
             return
         for old in [save for save, one in self._saves.items() if not one.running][:-REMEMBERED_SAVES]:
             del self._saves[old]
-        self._held.hold(places)
+        self._slot_sets.hold(places)
         self._saves[order.save] = _Save(places)
         self._out.append(Execute(order=order, places=places))
 
@@ -323,7 +324,7 @@ class Host:
         save = self._saves.get(event.save)
         if save is not None and save.running:
             save.running = False
-            self._held.let_go(save.places)
+            self._slot_sets.let_go(save.places)
             self._changed()
 
     def remembers(self, save: str) -> bool:
@@ -345,14 +346,14 @@ class Host:
     def _grant(self) -> None:
         """Hand out what may be reused, and tell every connected trainer what it has to know."""
         advice = self._advice
-        for trainer in self._attached.trainers.values():
-            one = self._held.sets.get(trainer.hello.set_index)
+        for trainer in self._connections.trainers.values():
+            one = self._slot_sets.sets.get(trainer.hello.set_index)
             if one is None or one.word is None or group_of(one.word.lineage) != group_of(trainer.hello.lineage):
                 continue
             # Advice about another lineage is not for this trainer, but it must learn that its run has failed.
             told = advice if advice is not None and (one.word.lineage == advice.lineage or advice.failure is not None) else None
             if told is not None and one.word.lineage == told.lineage:
-                self._reports.changed |= self._held.grant(one, told)
+                self._reports.changed |= self._slot_sets.grant(one, told)
             grants = tuple([slot.granted for slot in one.slots])
             if one.told is told and one.said is not None and one.said.grants == grants:
                 continue
@@ -378,9 +379,9 @@ class Host:
             host=self.host,
             incarnation=self.incarnation,
             seq=seq,
-            staged=self._held.reported(),
-            trainers=tuple(self._attached.seen()),
-            base=self._held.base,
+            staged=self._slot_sets.reported(),
+            trainers=tuple(self._connections.seen()),
+            base=self._slot_sets.base,
             advised=None if advice is None else advice.stamp,
             proposal=None if advice is None else advice.proposal,
             attempt=self._attempt,

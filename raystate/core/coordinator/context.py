@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Desk:
+class Context:
     """One event's worth of output, and the replies given so far."""
 
     settings: Settings

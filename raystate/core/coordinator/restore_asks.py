@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from raystate.core.coordinator.desk import Barrier
+from raystate.core.coordinator.context import Barrier
 from raystate.core.coordinator.group import Group
 from raystate.core.formats.messages import Ask, RestoreAsked, RestoreTried, lineage_order
 
 
 @dataclass(slots=True, eq=False)
-class Wishes(Barrier):
+class RestoreAsks(Barrier):
     """The questions of one restore, by rank."""
 
     _wishes: dict[int, tuple[int | None, bool]] = field(default_factory=dict[int, tuple[int | None, bool]])  # (step, rollback)

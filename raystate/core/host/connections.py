@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from raystate.core.formats.host_messages import Connected, Disconnected, Examine, Examined, HostCommand, Kill, Tell
 from raystate.core.formats.messages import EndTrainers, HostId, TrainerExited, TrainerSeen, TrainerWord, group_of
-from raystate.core.host.held import Held, HeldSet
+from raystate.core.host.slot_sets import SlotSet, SlotSets
 
 REMEMBERED_EXITS = 64
 
 
 @dataclass(slots=True)
-class Attachment:
+class Connection:
     """A trainer's connection to this host's door."""
 
     hello: Connected
@@ -22,26 +22,26 @@ class Attachment:
     stack: str = ""
 
 
-class Attached:
+class Connections:
     """The trainers that are connected to one host.
 
     Args:
         host: its node.
-        held: what their slots hold.
+        slot_sets: what their slots hold.
 
     Attributes:
         trainers: by connection.
         out: where commands go; the machine's, for the event at hand.
     """
 
-    def __init__(self, host: HostId, held: Held):
+    def __init__(self, host: HostId, slot_sets: SlotSets):
         self._host = host
-        self._held = held
-        self.trainers: dict[int, Attachment] = {}
+        self._slot_sets = slot_sets
+        self.trainers: dict[int, Connection] = {}
         self._exits: list[TrainerExited] = []
         self.out: list[HostCommand] = []
 
-    def is_connected(self, one: HeldSet) -> bool:
+    def is_connected(self, one: SlotSet) -> bool:
         """Whether the trainer of that set is connected."""
         return any(trainer.hello.set_index == one.index for trainer in self.trainers.values())
 
@@ -50,7 +50,7 @@ class Attached:
         """Sets whose trainer is not connected, and may still have slots of it: is their lock free?"""
         return tuple(
             one.index
-            for one in self._held.sets.values()
+            for one in self._slot_sets.sets.values()
             if not self.is_connected(one)
             and one.word is not None
             and (not one.exited or any(map(one.is_granted, range(len(one.slots)))))
@@ -62,7 +62,7 @@ class Attached:
         """A trainer says who it is, perhaps once more: its slots may be others now."""
         known = self.trainers.get(event.connection)
         if known is None:
-            self.trainers[event.connection] = Attachment(event)
+            self.trainers[event.connection] = Connection(event)
         else:
             known.hello = event
 
@@ -79,7 +79,7 @@ class Attached:
         hello = trainer.hello
         if any(other.hello.trainer == hello.trainer for other in self.trainers.values()):
             return True
-        one = self._held.sets.get(hello.set_index)
+        one = self._slot_sets.sets.get(hello.set_index)
         word = one.word if one is not None else None
         if event.alive and word is not None and not trainer.said_bye:
             return True
@@ -99,7 +99,7 @@ class Attached:
         self._say_exit(hello.lineage, hello.rank, clean=clean, reason=reason, trainer=trainer)
         return True
 
-    def unlocked(self, one: HeldSet) -> None:
+    def unlocked(self, one: SlotSet) -> None:
         """A set's lock is free: its connection had ended before, or its trainer died while no HostActor looked and it never rang."""
         word = one.word
         if word is None or one.exited:
@@ -108,7 +108,7 @@ class Attached:
         reason = word.error if word.phase == "failed" and word.error else f"trainer rank {word.rank} died"
         self._say_exit(word.lineage, word.rank, clean=word.phase == "closing", reason=reason)
 
-    def _say_exit(self, lineage: str, rank: int, *, clean: bool, reason: str, trainer: Attachment | None = None) -> None:
+    def _say_exit(self, lineage: str, rank: int, *, clean: bool, reason: str, trainer: Connection | None = None) -> None:
         hung, stack = (False, "") if trainer is None else (bool(trainer.hung), trainer.stack)
         event = TrainerExited(
             host=self._host,
@@ -132,7 +132,7 @@ class Attached:
         """Kill the group's trainers, but for those that leave by themselves."""
         for trainer in self.trainers.values():
             hello = trainer.hello
-            one = self._held.sets.get(hello.set_index)
+            one = self._slot_sets.sets.get(hello.set_index)
             leaving = trainer.said_bye or (one is not None and one.word is not None and one.word.phase in ("closing", "failed"))
             if group_of(hello.lineage) != group_of(order.lineage) or leaving:
                 continue
@@ -158,7 +158,7 @@ class Attached:
         found: list[TrainerSeen] = []
         for trainer in self.trainers.values():
             hello = trainer.hello
-            one = self._held.sets.get(hello.set_index)
+            one = self._slot_sets.sets.get(hello.set_index)
             if hello.rank < 0 or hello.trainer in told:
                 continue
             told.add(hello.trainer)

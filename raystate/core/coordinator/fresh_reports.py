@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raystate.core.coordinator.desk import Desk, named
+from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.formats.messages import group_of
 
 
-class Inquiry:
+class FreshReports:
     """Asked by giving every host new advice: a report that knows this advice was made after the question.
 
     Attributes:
         began_s: when it was asked last.
     """
 
-    def __init__(self, desk: Desk, memory: Memory, snapshots: Snapshots):
-        self._desk = desk
+    def __init__(self, context: Context, memory: Memory, snapshots: Snapshots):
+        self._context = context
         self._memory = memory
         self._snapshots = snapshots
         self._seq = -1  # of the advice that asks; -1: it waits for the hosts that are being gathered
@@ -27,7 +27,7 @@ class Inquiry:
 
     def begin(self) -> None:
         """Ask now, or as soon as the hosts of an earlier attempt are gathered."""
-        self.began_s = self._desk.now_s
+        self.began_s = self._context.now_s
         self._seq = -1
         self.gathered()
 
@@ -49,15 +49,15 @@ class Inquiry:
 
     def is_on_its_way(self, view: HostView) -> bool:
         """The host speaks, but what it says is from before the question reached it."""
-        heard_lately = self._desk.now_s - view.heard_s < self._desk.settings.host_timeout_s
+        heard_lately = self._context.now_s - view.heard_s < self._context.settings.host_timeout_s
         return heard_lately and self._has_not_heard(view)
 
     def _has_not_heard(self, view: HostView) -> bool:
         """The question has not reached it, as its last report says."""
-        return view.advised is not None and view.advised < (self._desk.attempt, self._seq)
+        return view.advised is not None and view.advised < (self._context.attempt, self._seq)
 
 
-class RestoreInquiry(Inquiry):
+class RestoreReports(FreshReports):
     """Before a restore: no trainer of an older worker group may be left."""
 
     def is_late(self, view: HostView, group: Group) -> bool:
@@ -70,7 +70,7 @@ class RestoreInquiry(Inquiry):
 
     def give_up_late(self, group: Group, waited_s: float) -> None:
         """Count hosts as down that have had their time to answer, so that the restore goes on without what they hold."""
-        limit_s = self._desk.settings.host_timeout_s
+        limit_s = self._context.settings.host_timeout_s
         for view in list(self._memory.views):
             # One that has just come back is given the time to answer; one that speaks and has not heard the question yet, too.
             patient = self.is_on_its_way(view) and waited_s < 2 * limit_s
