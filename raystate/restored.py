@@ -29,6 +29,7 @@ from raystate.arrays import (
     host_want,
     is_checkpointable,
     is_iterator,
+    is_state_of,
     load_files,
     match_reference,
     raw_wants,
@@ -237,7 +238,7 @@ class StepContent:
                 if not (is_iterator(wanted) or is_checkpointable(wanted)):  # has it values to keep?
                     match_reference(wanted, TreeSpec(item=name, leaves=()), partial=True, cast=False, shapes="match")
             elif is_iterator(wanted):
-                if name not in self.iterators and not self._is_state_of(wanted, name):
+                if name not in self.iterators and not is_state_of(self.json_items.get(name), wanted):
                     raise self._no_item(name, "iterator item", self.iterators)
             elif is_checkpointable(wanted):
                 if name not in self.file_items:
@@ -261,14 +262,6 @@ class StepContent:
             else:
                 raise self._no_item(name, "item", self.names() - {STATE})
         return matched
-
-    def _is_state_of(self, iterator: Any, name: str) -> bool:
-        """Whether a JSON item can be what this iterator's `get_state` gave."""
-        if not isinstance(found := self.json_items.get(name), dict):
-            return False
-        with callers_code():
-            now = iterator.get_state()
-        return isinstance(now, dict) and now.keys() == found.keys()
 
     def _no_item(self, name: str, what: str, there: Collection[str]) -> ReferenceMismatchError:
         text = (

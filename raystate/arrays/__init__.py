@@ -4,7 +4,7 @@ from raystate.arrays.asked import check_asked
 from raystate.arrays.checkpointables import is_checkpointable, load_files
 from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
-from raystate.arrays.items import PackedItems, holds_arrays, is_iterator, pack_items, real_items, set_iterators
+from raystate.arrays.items import PackedItems, holds_arrays, is_iterator, is_state_of, pack_items, real_items, set_iterators
 from raystate.arrays.memory import MemorySource, UncoveredError, common_values
 from raystate.arrays.names import flatten_trees
 from raystate.arrays.paths import path_key
@@ -56,6 +56,7 @@ __all__ = [
     "host_want",
     "is_checkpointable",
     "is_iterator",
+    "is_state_of",
     "load_files",
     "match_reference",
     "native",

@@ -139,6 +139,13 @@ def iterator_state(name: str, iterator: Any) -> bytes:
     return json.dumps(plain_json("items", state, where=where, item=name), indent=4).encode()
 
 
+def is_state_of(value: Any, iterator: Any) -> bool:
+    """Whether a JSON value can be what this iterator's `get_state` gave: an object with the same keys."""
+    with callers_code():
+        now = iterator.get_state()
+    return isinstance(value, dict) and isinstance(now, dict) and now.keys() == value.keys()
+
+
 def set_iterators(
     items: Mapping[str, Any], states: Mapping[str, Mapping[int, bytes]], *, old_world: int, world: int, process_index: int
 ) -> Callable[[], None]:

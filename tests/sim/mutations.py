@@ -223,7 +223,7 @@ def _ends_not_fenced() -> Any:
 def _discarded_while_read() -> Any:
     """A HostActor discards a slot although it is being written to storage."""
 
-    def discard(self: slot_sets.SlotSets, one: slot_sets.SlotSet, number: int) -> None:
+    def discard(self: slot_sets.SlotSets, one: slot_sets.SetState, number: int) -> None:
         one.slots[number].content = None
         self.out.append(Empty(index=one.index, slot=number, reason="planted"))
 
@@ -340,7 +340,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
 def _copy_reused_early() -> Any:
     """A copy is overwritten as soon as a newer one comes, stable or not."""
 
-    def free_slot(one: slot_sets.SlotSet, _: Any) -> int | None:
+    def free_slot(one: slot_sets.SetState, _: Any) -> int | None:
         return next((number for number, slot in enumerate(one.slots) if not slot.holds), None)
 
     return _patched(copies.Copies, "_free_slot", staticmethod(free_slot))

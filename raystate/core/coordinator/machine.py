@@ -84,7 +84,7 @@ class Coordinator:
         self.saves = Saves(context, self.memory, self.joins, self.journal)
         self.discards = Discards(context, self.memory)
         self.snapshots = Snapshots(context, self.memory, self.joins, self.journal, self.saves, self.discards)
-        self.recovery = Restores(context, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.discards)
+        self.recovery = Restores(context, self.snapshots, self.discards)
         self.agreement = Agreement(context, self.joins, self.journal, self.saves, self.snapshots)
         self.notices = Notices(context, self.joins, self.agreement)
         self.promises = Promises(context, self.memory, self.joins, self.journal, self.saves, self.snapshots)

@@ -17,12 +17,9 @@ from typing import Literal
 from raystate.core.coordinator.context import NAMED, Context, all_have
 from raystate.core.coordinator.discards import Discards
 from raystate.core.coordinator.fresh_reports import RestoreReports
-from raystate.core.coordinator.group import Group, Joins
-from raystate.core.coordinator.journal import Journal
-from raystate.core.coordinator.memory import Memory
+from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.restorable import Restorable
 from raystate.core.coordinator.restore_asks import RestoreAsks
-from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.coordinator.withdrawals import Withdrawals
 from raystate.core.formats.errors import InvalidTransitionError
@@ -51,28 +48,19 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 class Restores:
     """One restore at a time, through its phases; its parts know what is wanted, held and whole."""
 
-    def __init__(
-        self,
-        context: Context,
-        memory: Memory,
-        joins: Joins,
-        journal: Journal,
-        saves: Saves,
-        snapshots: Snapshots,
-        discards: Discards,
-    ):
+    def __init__(self, context: Context, snapshots: Snapshots, discards: Discards):
         self.context = context
-        self.memory = memory
-        self.joins = joins
-        self.journal = journal
-        self.saves = saves
+        self.memory = snapshots.memory
+        self.joins = snapshots.joins
+        self.journal = snapshots.journal
+        self.saves = snapshots.saves
         self.snapshots = snapshots
         self.discards = discards
         self.phase: Phase = "idle"
         self._wishes = RestoreAsks()
-        self._fresh_reports = RestoreReports(context, memory, snapshots)
-        self._restorable = Restorable(memory, journal, saves)
-        self.withdrawals = Withdrawals(context, journal, saves)
+        self._fresh_reports = RestoreReports(context, self.memory, snapshots)
+        self._restorable = Restorable(self.memory, self.journal, self.saves)
+        self.withdrawals = Withdrawals(context, self.journal, self.saves)
         self._group: Group | None = None
         self._want: int | None = None
         self._rollback = False

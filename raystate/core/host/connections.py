@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from raystate.core.formats.host_messages import Connected, Disconnected, Examine, Examined, HostCommand, Kill, Tell
 from raystate.core.formats.messages import EndTrainers, HostId, TrainerExited, TrainerSeen, TrainerWord, group_of
-from raystate.core.host.slot_sets import SlotSet, SlotSets
+from raystate.core.host.slot_sets import SetState, SlotSets
 
 REMEMBERED_EXITS = 64
 
@@ -41,7 +41,7 @@ class Connections:
         self._exits: list[TrainerExited] = []
         self.out: list[HostCommand] = []
 
-    def is_connected(self, one: SlotSet) -> bool:
+    def is_connected(self, one: SetState) -> bool:
         """Whether the trainer of that set is connected."""
         return any(trainer.hello.set_index == one.index for trainer in self.trainers.values())
 
@@ -99,7 +99,7 @@ class Connections:
         self._say_exit(hello.lineage, hello.rank, clean=clean, reason=reason, trainer=trainer)
         return True
 
-    def unlocked(self, one: SlotSet) -> None:
+    def unlocked(self, one: SetState) -> None:
         """A set's lock is free: its connection had ended before, or its trainer died while no HostActor looked and it never rang."""
         word = one.word
         if word is None or one.exited:

@@ -24,7 +24,7 @@ from raystate.core.formats.host_messages import (
     RemoveSet,
 )
 from raystate.core.formats.messages import Advice, Copy, HostId, SnapshotId
-from raystate.core.host.slot_sets import GIVEN_UP, SlotSet, SlotSets
+from raystate.core.host.slot_sets import GIVEN_UP, SetState, SlotSets
 from raystate.core.host.slots import why_free, why_reusable
 
 
@@ -127,7 +127,7 @@ class Copies:
         self.out.append(FillCopy(transfer=event.transfer, place=transfer.place))
 
     @staticmethod
-    def _free_slot(one: SlotSet, advice: Advice | None) -> int | None:
+    def _free_slot(one: SetState, advice: Advice | None) -> int | None:
         free = [
             (slot.content is not None, number)
             for number, slot in enumerate(one.slots)

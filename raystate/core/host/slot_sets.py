@@ -23,7 +23,7 @@ class HeldSlot:
 
 
 @dataclass(slots=True)
-class SlotSet:
+class SetState:
     """The slots of one trainer, and the words that lie beside them."""
 
     index: int
@@ -70,7 +70,7 @@ class SlotSets:
 
     def __init__(self, base: Invalidate | None):
         self.base = base
-        self.sets: dict[int, SlotSet] = {}
+        self.sets: dict[int, SetState] = {}
         self.out: list[HostCommand] = []
         self._given = 0
 
@@ -99,7 +99,7 @@ class SlotSets:
         old = self.sets.get(event.index)
         count = len(event.contents)
         self._given += 1
-        one = SlotSet(
+        one = SetState(
             index=event.index,
             trainer=event.trainer,
             slots=[HeldSlot() for _ in range(count)],
@@ -120,7 +120,7 @@ class SlotSets:
                 replaced.end()  # its trainer lives, with other slots
         self.take(one, event.contents)
 
-    def take(self, one: SlotSet, contents: Iterable[Staged | None]) -> None:
+    def take(self, one: SetState, contents: Iterable[Staged | None]) -> None:
         """Take what was read in the slots' headers. A granted slot counts as empty: its trainer may
         overwrite it at any moment."""
         for number, found in enumerate(contents):
@@ -134,7 +134,7 @@ class SlotSets:
                 # (test_host.test_what_is_staged_late_in_a_past_that_was_given_up_is_discarded)
                 self.discard(one, number)
 
-    def drop_replaced(self, advice: Advice | None, is_connected: Callable[[SlotSet], bool]) -> None:
+    def drop_replaced(self, advice: Advice | None, is_connected: Callable[[SetState], bool]) -> None:
         """A trainer whose state has grown has other slots: the old ones go once their contents
         aren't needed.
 
@@ -148,7 +148,7 @@ class SlotSets:
                 del self.sets[one.index]
                 self.out.append(RemoveSet(index=one.index, trainer=one.trainer, reason=f"trainer {one.trainer} has larger slots"))
 
-    def grant(self, one: SlotSet, advice: Advice) -> bool:
+    def grant(self, one: SetState, advice: Advice) -> bool:
         """Give the trainer of this set the slots that it may reuse. Whether there were any."""
         granted = False
         for number, slot in enumerate(one.slots):
@@ -174,7 +174,7 @@ class SlotSets:
                 if slot.content is not None and not order.spares(slot.content.lineage, slot.content.step):
                     self.discard(one, number)
 
-    def discard(self, one: SlotSet, number: int) -> None:
+    def discard(self, one: SetState, number: int) -> None:
         """It holds nothing any more; its bytes go when no reader is left.
         (test_simulator.test_planted_bug_is_found, "discarded while it is read")"""
         slot = one.slots[number]
@@ -184,7 +184,7 @@ class SlotSets:
         else:
             self._empty(one, number)
 
-    def _empty(self, one: SlotSet, number: int) -> None:
+    def _empty(self, one: SetState, number: int) -> None:
         self.out.append(Empty(index=one.index, slot=number, reason=GIVEN_UP))
 
     # ---------------------------------------------------------------- readers
