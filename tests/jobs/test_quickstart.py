@@ -22,7 +22,12 @@ REPO = Path(__file__).parents[2]
 def start() -> subprocess.Popen[str]:
     environment = {**os.environ, "RAY_ADDRESS": "nobody.there:1"}  # which it has no use for
     command = [sys.executable, "-m", "jobs.quickstart"]
-    return subprocess.Popen(command, cwd=REPO, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def listen() -> None:
+        """What a shell starts in the background ignores Ctrl-C, and so would this."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    return subprocess.Popen(command, cwd=REPO, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=listen)
 
 
 def left(pid: int, started: list[psutil.Process]) -> list[str]:
