@@ -82,6 +82,10 @@ class Host:
             self._lock.notify_all()
             self._report()
 
+    def sees(self, claim: Any) -> bool:
+        """It has no storage of its own, and one place is all that there is."""
+        return claim is not None
+
     def invalidate(self, order: Any) -> None:
         """It holds nothing that could go."""
         with self._lock:
