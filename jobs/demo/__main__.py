@@ -182,7 +182,7 @@ def short(demo: Demo, stack: contextlib.ExitStack, bucket: str | None) -> tuple[
     demo.finish(calm)
     rough = Run(name="killed", folder=folder, bucket=bucket)
     start(rough, [["jobs.train_lm", *settings(rough, args)]], {"RAY_ADDRESS": address})
-    demo.say("the same training with raystate, a process on each node; it will be killed")
+    demo.say("with raystate: the same training, a process on each node")
     kills = [demo.kill(rough, SHORT_KILL_AT, lambda run: kill_trainer(run, 1))]
     demo.finish(rough)
     return calm, rough, kills
