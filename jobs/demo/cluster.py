@@ -15,6 +15,8 @@ from typing import Any
 
 import tenacity
 
+from jobs.arenas import remove_arenas
+
 NODES = 2  # beside the head, which runs no trainer
 BUCKET = "demo"
 START_TIMEOUT_S = 180.0  # two minutes of a machine that does much else
@@ -82,8 +84,11 @@ def local_cluster(*, jobs: bool = True) -> Iterator[str]:
             raise DemoFailed(f"Ray did not start, for which it has 30 s. Try again when the machine does less. {why}") from error
         yield f"http://127.0.0.1:{port}" if jobs else str(cluster.address)
     finally:
+        nodes = [one.node_id for one in cluster.list_all_nodes()]
         ray.shutdown()
         cluster.shutdown()
+        for one in nodes:
+            remove_arenas(one)
 
 
 def free_port() -> int:

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from jobs.arenas import remove_arenas
+
 NODES = 3  # beside the head: one for each rank, and one that waits
 TRAINER = "drill-trainer"  # the Ray resource that keeps trainers off the head
 NODE = {"num_cpus": 2, "resources": {TRAINER: 1}, "object_store_memory": 100 << 20}
@@ -160,12 +162,8 @@ class Simulated:
         """What a vanished machine takes with it: all processes, and what it had in shared memory."""
         doomed = list({*self.processes(node), *self._stopped.pop(node, ())})
         _kill_all(doomed)
-        self._remove_arenas(node)
+        remove_arenas(node)
         self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
-
-    def _remove_arenas(self, node: str) -> None:
-        for arena in Path("/dev/shm").glob(f"raystate-*/raystate-*-{node[:12]}"):
-            shutil.rmtree(arena, ignore_errors=True)
 
     def stop(self, node: str) -> None:
         """SIGSTOP to all of its processes."""
@@ -244,7 +242,7 @@ class Simulated:
         left = [process for process in psutil.Process().children(recursive=True) if process not in self._before]
         _kill_all(left)
         for node in self._clock_of:
-            self._remove_arenas(node)
+            remove_arenas(node)
 
 
 def _kill_all(doomed: list[psutil.Process]) -> None:

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import psutil
 from rich.console import Console
 
 import raystate
+from jobs.arenas import remove_arenas
 from jobs.quickstart.plain import digest_of
 
 SCRIPT = Path(__file__).with_name("train.py")
@@ -103,9 +103,8 @@ def local_ray(folder: Path) -> Iterator[None]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(processes, timeout=END_S)
-        for node in nodes:  # has something only if a run did not end
-            for arena in Path("/dev/shm").glob(f"raystate-*/raystate-*-{node[:12]}"):
-                shutil.rmtree(arena, ignore_errors=True)
+        for node in nodes:
+            remove_arenas(node)
 
 
 def quickstart(console: Console, folder: Path) -> None:
