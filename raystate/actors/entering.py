@@ -24,7 +24,7 @@ from raystate.config import StateConfig
 from raystate.core.formats.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
 from raystate.core.formats.messages import Failure, HostId
 from raystate.runtime.one_storage import sees
-from raystate.runtime.slow import SlowLine, load
+from raystate.runtime.slow import load, told_if_slow
 from raystate.runtime.tenancy import Owner, told_differences
 from raystate.storage import run_hash as hash_of
 from raystate.waits import AGAIN_S, QUICK_ANSWER_S
@@ -84,15 +84,13 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
     """
     check_travels(config)
     ahead: list[Any] = []
-    slow = SlowLine()
-    slow.begin(f"the Coordinator of run {config.run!r} has not answered yet: it is still starting, or this node is busy; {load()}")
-    try:
-        _enter(config, run_hash, dataclasses.replace(owner, config=config), ahead, takeover=takeover)
-    except BaseException:
-        _dismiss(ahead)
-        raise
-    finally:
-        slow.end()
+    slow = f"the Coordinator of run {config.run!r} has not answered yet: it is still starting, or this node is busy; {load()}"
+    with told_if_slow(slow):
+        try:
+            _enter(config, run_hash, dataclasses.replace(owner, config=config), ahead, takeover=takeover)
+        except BaseException:
+            _dismiss(ahead)
+            raise
 
 
 def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *, takeover: bool) -> None:

@@ -15,7 +15,7 @@ import ray
 from raystate.actors.rays import authentication, worker
 from raystate.actors.whose_ray import strangers_ray
 from raystate.core.formats.errors import RaystateError
-from raystate.runtime.slow import SlowLine, load
+from raystate.runtime.slow import load, told_if_slow
 from raystate.waits import AGAIN_S, ANSWER_S
 
 logger = logging.getLogger("raystate")
@@ -37,7 +37,7 @@ def why_not_joined(error: Exception, without_address: str) -> str:
     address = os.environ.get("RAY_ADDRESS")
     joins = address and address != "local"  # which has Ray start one
     what = f"the Ray of RAY_ADDRESS={address!r} could not be joined" if joins else without_address
-    more = f"{load()[0].upper()}{load()[1:]}; `ray start --head` and `ray status` in a shell say more"
+    more = f"{load().capitalize()}; `ray start --head` and `ray status` in a shell say more"
     if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
         more = "if its lines above name a token, set RAY_AUTH_MODE=token: the cluster was started on a machine that has one"
     return f"{what}: {why}. {more}"
@@ -104,16 +104,14 @@ def start_ray() -> None:
                 "the Ray at %s is of user %s and not joined. Set RAY_ADDRESS=%s to join it all the same",
                 stranger.address, stranger.user, stranger.address,
             )  # fmt: skip
-        what = {None: "the cluster of this machine, or a new one, to answer", "local": "a Ray of its own to start"}
-        slow = SlowLine()
-        slow.begin(f"waits for {what.get(named, f'the Ray at {named} to answer')}; {load()}")
-        try:
-            check_address()
-            ray.init("local" if stranger else None, include_dashboard=False, logging_level=logging.WARNING)
-        except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
-            raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None
-        finally:
-            slow.end()
+        asked = f"the Ray at {named}" if named else "the cluster of this machine, or a new one,"
+        what = "a Ray of its own to start" if named == "local" else f"{asked} to answer"
+        with told_if_slow(f"waits for {what}; {load()}"):
+            try:
+                check_address()
+                ray.init("local" if stranger else None, include_dashboard=False, logging_level=logging.WARNING)
+            except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
+                raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None
     node = worker._global_node
     # Warnings, because nothing less is shown unless the script has set logging up; Ray's own line about it is off.
     if node is None or not node.is_head():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator
 
 from raystate.waits import TOLD_AFTER_S
 
@@ -29,6 +31,17 @@ class SlowLine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+@contextlib.contextmanager
+def told_if_slow(text: str) -> Iterator[None]:
+    """Tell it if what is done meanwhile takes long."""
+    line = SlowLine()
+    line.begin(text)
+    try:
+        yield
+    finally:
+        line.end()
 
 
 def load() -> str:

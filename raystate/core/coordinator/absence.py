@@ -66,10 +66,6 @@ class Absence:
             self._silent = [view.host for view in views if view is not None and view.up and now_s - view.heard_s >= HOST_SILENT_S]
         return sorted({*filter(self.is_away, self._since_s), *self._silent})
 
-    def may_bring_more(self) -> bool:
-        """Whether a host of the group is away."""
-        return bool(self.hosts())
-
     def has_waited(self, since_s: float, patience_s: float) -> bool:
         """Whether so many seconds have passed with all hosts there: these are waited for, but not without end."""
         now_s = self._context.now_s

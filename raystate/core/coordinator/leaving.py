@@ -236,9 +236,9 @@ class Leaving:
                 return False  # another try of it
             key = self._find(last)
             if key is None:
-                # The rest of it may come with a host that is away, or has just started anew.
+                # The rest of it may come with a host that is away.
                 # (test_ending.test_a_close_waits_for_the_host_that_has_the_rest_of_the_last_step)
-                if not self.saves.absence.may_bring_more():
+                if not self.saves.absence.hosts():
                     self._fall_back(group, last)
                 return False
             if not self._tried_again:

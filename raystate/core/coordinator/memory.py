@@ -236,7 +236,7 @@ class Memory:
         view.heard_of = summary.attempt
         view.domain, view.no_copies = summary.domain, summary.no_copies
         if summary.base is not None:
-            self.discarded(view, summary.base.stamp)
+            view.base_order = max(view.base_order, summary.base.stamp)
             # A new Coordinator learns from the hosts what the restores before it have given up.
             # (test_fates.test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable)
             if self.base is None or summary.base.stamp > self.base.stamp:
@@ -245,10 +245,6 @@ class Memory:
         if summary.staged == view.staged:
             return {}
         return self.place(view, summary.staged)
-
-    def discarded(self, view: HostView, order: tuple[int, int]) -> None:
-        """The host has carried out the Invalidate with this (attempt, seq)."""
-        view.base_order = max(view.base_order, order)
 
     def rebase(self, base: Invalidate) -> None:
         """A recovery has decided what counts from now on."""

@@ -57,7 +57,7 @@ class Restores:
         self.snapshots = snapshots
         self.discards = discards
         self.phase: Phase = "idle"
-        self._wishes = RestoreAsks()
+        self._asks = RestoreAsks()
         self._fresh_reports = RestoreReports(context, self.memory, snapshots)
         self._restorable = Restorable(self.memory, self.journal, self.saves)
         self.withdrawals = Withdrawals(context, self.journal, self.saves)
@@ -80,21 +80,21 @@ class Restores:
         assert group is not None
         if not self._is_for(group) or self.phase == "idle":
             self._begin(group)
-        elif self.phase == "asking" and self._wishes.is_older(event.lineage):
+        elif self.phase == "asking" and self._asks.is_older(event.lineage):
             # A late message told of the restore before this one: its outcome doesn't count here.
             # (test_recovery.test_a_restore_that_another_one_overtakes_is_answered)
             self._begin(group)
-        elif self.phase != "asking" and self._wishes.differs(event):
+        elif self.phase != "asking" and self._asks.differs(event):
             why = self._has_gone_on([event.rank])
             self.context.fail([event.ask], *why)
             self._fail(*why)
             return
-        elif self.phase == "trying" and event.ask not in self._wishes.everybody():
+        elif self.phase == "trying" and event.ask not in self._asks.everybody():
             # The rank never got the choice, or has begun anew: it gets the same one.
             assert self._choice is not None
             self.context.answer(event.ask, self._choice)
             return
-        self._wishes.asked(event, group)
+        self._asks.asked(event, group)
 
     def tried(self, event: RestoreTried) -> None:
         """A rank tells how its restore went, and waits for the outcome."""
@@ -103,12 +103,12 @@ class Restores:
         choice, group = self._choice, self.joins.group
         assert group is not None
         asking = self._is_for(group) and self.phase == "asking"
-        over = lineage_order(event.lineage) < group.order or (asking and self._wishes.is_over(event.lineage))
+        over = lineage_order(event.lineage) < group.order or (asking and self._asks.is_over(event.lineage))
         if group.adopted and not over and (asking or self.phase == "idle" or not self._is_for(group)):
             # An earlier attempt made the choice, and its ranks have tried it: choose once more, the same step if it is good.
             if not asking:
                 self._begin(group)
-            self._wishes.resume(event)
+            self._asks.resume(event)
             return
         if self.phase != "trying" or choice is None or not self._is_for(group):
             self.context.fail(
@@ -119,12 +119,12 @@ class Restores:
                 step=event.step,
             )
             return
-        if event.begins != choice.begins and event.lineage == self._wishes.lineage(event.rank):
+        if event.begins != choice.begins and event.lineage == self._asks.lineage(event.rank):
             # An earlier attempt has answered the rank: perhaps with another past and lineage.
             # (test_recovery.test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one)
             self.context.answer(event.ask, choice)
             return
-        if event.step != choice.step or event.lineage != self._wishes.lineage(event.rank):
+        if event.step != choice.step or event.lineage != self._asks.lineage(event.rank):
             self.context.fail(
                 [event.ask],
                 "StaleAttemptError",
@@ -134,7 +134,7 @@ class Restores:
                 got=event.step,
             )
             return
-        self._wishes.add(event.rank, event.ask)
+        self._asks.add(event.rank, event.ask)
         self._tried[event.rank] = event
 
     # ---------------------------------------------------------------- progress
@@ -146,7 +146,7 @@ class Restores:
         if self.phase != "idle":
             self._fail("StaleAttemptError", f"a restore of lineage {group.lineage} has begun, and this one is over")
         self._group = group
-        self._wishes = RestoreAsks()
+        self._asks = RestoreAsks()
         self._restorable.forget_damage()
         self._begins = ""
         self._rolls_back = False
@@ -183,7 +183,7 @@ class Restores:
         if not group.alive or present is not group:
             self._fail("StaleAttemptError", f"lineage {group.lineage} has ended: {group.why_ended or 'replaced'}")
             return
-        if self.phase == "asking" and self._wishes.is_full(group.world):
+        if self.phase == "asking" and self._asks.is_full(group.world):
             self._all_asked()
         if self.phase == "retiring" and not self.withdrawals.under_way:
             self._retired()
@@ -195,12 +195,12 @@ class Restores:
             self._settle()
 
     def _all_asked(self) -> None:
-        differences = self._wishes.differences()
+        differences = self._asks.differences()
         if differences:
-            anew = self._wishes.asked_anew()
+            anew = self._asks.asked_anew()
             self._fail(*self._has_gone_on(anew) if anew else ("ConfigError", f"the ranks ask for different steps: {differences}"))
             return
-        self._want, self._rollback = self._wishes.wanted()
+        self._want, self._rollback = self._asks.wanted()
         self._enter("looking")
         self._fresh_reports.begin()
 
@@ -212,7 +212,7 @@ class Restores:
         late = self._fresh_reports.first_late(lambda view: self._fresh_reports.is_late(view, group))
         if late is not None:
             return f"a report of host {late.host}"
-        unheard = group.first_unheard(self._wishes.word)
+        unheard = group.first_unheard(self._asks.word)
         if unheard is not None:
             return f"a report of what {self.joins.where([unheard])} had saved when it asked"
         return self._restorable.unsettled(self._want)
@@ -220,12 +220,12 @@ class Restores:
     # ---------------------------------------------------------------- the choice
 
     def _choose(self, group: Group) -> None:
-        gone_on = self._wishes.gone_on(group)
+        gone_on = self._asks.gone_on(group)
         if gone_on:
             self._fail(*self._has_gone_on(gone_on))
             return
         want, stored, damaged = self._want, self._restorable.stored(), self._restorable.damaged
-        if want not in (self._wishes.named[0], *stored) and self._restorable.in_memory(want) is None:
+        if want not in (self._asks.named[0], *stored) and self._restorable.in_memory(want) is None:
             want = self._want = None  # the newest was asked for; an earlier attempt's choice of it is gone
         snap = self._restorable.in_memory(want)
         if want is not None:
@@ -258,7 +258,7 @@ class Restores:
         what = "begins without a step" if choice.tier == "none" else f"restores step {choice.step} from {choice.tier}"
         self.context.log("info", f"lineage {choice.begins} {what}: {choice.reason}")
         self._tried = {}
-        asks = self._wishes.take()
+        asks = self._asks.take()
         self._enter("trying")
         for ask in asks:
             self.context.answer(ask, choice)
@@ -346,7 +346,7 @@ class Restores:
             durable_step=self.journal.durable_step,
             advice=(self.context.attempt, self.snapshots.seq),
         )
-        for ask in self._wishes.everybody():
+        for ask in self._asks.everybody():
             self.context.answer(ask, settled)
         what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"  # which was said
         self.context.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")
@@ -354,7 +354,7 @@ class Restores:
 
     def _fail(self, error: str, message: str, **details: object) -> None:
         self.context.log("error", message)
-        self.context.fail(self._wishes.everybody(), error, message, **details)
+        self.context.fail(self._asks.everybody(), error, message, **details)
         self._enter("idle")
 
     # ---------------------------------------------------------------- deadlines
@@ -364,7 +364,7 @@ class Restores:
         assert group is not None
         settings, waited_s = self.context.settings, self.context.now_s - self._since_s
         if self.phase == "asking" and waited_s >= settings.barrier_timeout_s:
-            missing = self._wishes.missing(group.world)
+            missing = self._asks.missing(group.world)
             who = self.joins.where(missing) if group.world is not None else "ranks of unknown number (no host reports this lineage)"
             self._fail(
                 "BarrierTimeoutError",
