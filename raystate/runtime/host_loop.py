@@ -18,7 +18,6 @@ from typing import Any, assert_never
 from raystate.arena import HostArena
 from raystate.core.formats.errors import error_from_name
 from raystate.core.formats.host_messages import (
-    AlreadyExecuted,
     CommitCopy,
     Connected,
     Disconnected,
@@ -30,6 +29,7 @@ from raystate.core.formats.host_messages import (
     FetchCopy,
     FillCopy,
     Hold,
+    HoldEnded,
     HostCommand,
     HostEvent,
     Kill,
@@ -38,10 +38,8 @@ from raystate.core.formats.host_messages import (
     Refuse,
     Remember,
     RemoveSet,
-    SaidBye,
     Speak,
     Tell,
-    WriteEnded,
 )
 from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, Staged, Write
 from raystate.core.host.machine import Host
@@ -204,15 +202,13 @@ class HostLoop:
         goes_on = caller.read()
         if caller.hello is not None and caller.hello is not before:
             self.meet(number, caller.pid, caller.hello)
-        if caller.said_bye:
-            self.hear_bye(number)
         if goes_on:
             return
         if caller.trouble:
             logger.warning("%s", caller.trouble)
         self._selector.unregister(caller)
         del self._callers[number]
-        self.part(number, caller.hello)
+        self.part(number, caller.hello, said_bye=caller.said_bye)
         caller.close()
         self.arena.prune_layouts()
 
@@ -233,18 +229,13 @@ class HostLoop:
                 )
             )
 
-    def hear_bye(self, connection: int) -> None:
-        """It detaches on purpose."""
-        with self._lock:
-            self._feed(SaidBye(connection=connection))
-
-    def part(self, connection: int, hello: Hello | None) -> None:
-        """Its connection has ended."""
+    def part(self, connection: int, hello: Hello | None, *, said_bye: bool = False) -> None:
+        """Its connection has ended. `said_bye`: it has detached on purpose."""
         with self._lock:
             for event in self._store.changes():  # its last word
                 self._feed(event)
             alive = hello is not None and self._store.is_attached(hello.set_index)
-            self._feed(Disconnected(connection=connection, alive=alive))
+            self._feed(Disconnected(connection=connection, said_bye=said_bye, alive=alive))
 
     # ------------------------------------------------------------ the machine
 
@@ -260,8 +251,8 @@ class HostLoop:
                 self._store.speak(command)
             case Empty():
                 self._store.empty(command)
-            case Remember(memory=memory):
-                self._store.remember(memory)
+            case Remember():
+                self._store.remember(command)
             case Examine():
                 threading.Thread(target=self._examine, args=(command,), name="raystate-stacks", daemon=True).start()
             case Kill(pid=pid, rank=rank, reason=reason):
@@ -271,8 +262,6 @@ class HostLoop:
                 self.serving.places = places
             case Execute(order=order, places=places):
                 self._answer = self._saves[order.save] = self._writers.submit(self._write, order, places)
-            case AlreadyExecuted(order=order):
-                self._answer = self._saves[order.save]
             case Refuse(order=order, error=error, message=message):
                 self._answer = error_from_name(error, message, {"step": order.step, "host": self._host})
             case FetchCopy() | FillCopy() | CommitCopy() | DropCopy():
@@ -340,10 +329,11 @@ class HostLoop:
             self._answer = None
             self._feed(order)
             answer, self._answer = self._answer, None
+            if answer is None:
+                answer = self._saves[order.save]  # it was given before
             self._saves = {save: one for save, one in self._saves.items() if self._machine.remembers(save)}
         if isinstance(answer, Future):
             return answer
-        assert answer is not None, "the machine answers each order"
         refused: Future[HostPart] = Future()
         refused.set_exception(answer)
         return refused
@@ -355,7 +345,7 @@ class HostLoop:
             return write_slots(self._storage, self._host, order, slots, self.arena.get_layout, self._share.began)
         finally:
             self._share.ended(order.save)
-            self._order(WriteEnded(save=order.save))
+            self._order(HoldEnded(reader=order.save))
 
     # ------------------------------------------------------------ end
 

@@ -11,7 +11,7 @@ from raystate.arena import HostArena, Slot, SlotHeader, SlotSet
 from raystate.arena.files import read_json, write_json
 from raystate.arena.layouts import has_layout, named_by
 from raystate.core.formats.errors import RaystateError
-from raystate.core.formats.host_messages import Empty, HostMemory, Place, SetFound, SetRead, Speak, Unlocked
+from raystate.core.formats.host_messages import Empty, Place, Remember, SetFound, SetRead, Speak
 from raystate.core.formats.messages import Advice, Failure, Invalidate, Proposal, SnapshotId, Staged, TrainerWord
 from raystate.core.formats.words import host_word_from_json, host_word_to_json, trainer_word_from_json
 
@@ -26,7 +26,7 @@ class SlotStore:
     def __init__(self, arena: HostArena):
         self.arena = arena
         self._read: dict[int, int] = {}  # set -> number of the word that was read last
-        self._to_remember: HostMemory | None = None  # there was no room for it
+        self._to_remember: Remember | None = None  # there was no room for it
 
     def _set(self, index: int) -> SlotSet:
         return next(one for one in self.arena.sets if one.index == index)
@@ -80,12 +80,12 @@ class SlotStore:
         self._read[held.index] = number
         return word
 
-    def unlocked(self, index: int) -> Unlocked | None:
+    def unlocked(self, index: int) -> SetRead | None:
         """The set's contents, if no process holds it or is on the way to it; else None."""
         held = self._set(index)
         if self.arena.trainer_alive(held):
             return None
-        return Unlocked(index=index, contents=self._whole(held))
+        return SetRead(index=index, word=None, contents=self._whole(held))
 
     def is_attached(self, index: int) -> bool:
         """Whether a trainer holds the set's lock."""
@@ -121,7 +121,7 @@ class SlotStore:
         self._read.pop(index, None)
         return True
 
-    def remember(self, memory: HostMemory) -> None:
+    def remember(self, memory: Remember) -> None:
         """Write down what has to outlive this HostActor; where there is no room, later: its other
         decisions must not wait. Killed before there is room, it recalls what was true before."""
         try:
@@ -133,17 +133,17 @@ class SlotStore:
         else:
             self._to_remember = None
 
-    def recall(self) -> HostMemory:
+    def recall(self) -> Remember:
         """What an earlier HostActor of this arena remembered."""
         try:
             raw = read_json(self._memory_path)
             if raw is None:
-                return HostMemory()
-            return HostMemory(
+                return Remember()
+            return Remember(
                 base=_base(raw["base"]) if raw["base"] else None, advice=_advice(raw["advice"]) if raw["advice"] else None
             )
         except (OSError, ValueError, TypeError, KeyError):
-            return HostMemory()
+            return Remember()
 
     @property
     def _memory_path(self) -> Path:

@@ -16,7 +16,7 @@ from raystate.arena import HostArena, SlotHeader, TrainerArena, slot_set
 from raystate.arena import host as arena_host
 from raystate.core.formats.commands import Invalidate
 from raystate.core.formats.errors import RaystateError
-from raystate.core.formats.host_messages import HostMemory, Remember, RemoveSet
+from raystate.core.formats.host_messages import Remember, RemoveSet
 from raystate.core.formats.messages import Advice, Event, HostId, HostReported, TrainerWord
 from raystate.core.formats.words import trainer_word_to_json
 from raystate.runtime import slot_store
@@ -249,9 +249,9 @@ def test_what_has_to_be_remembered_waits_for_room_and_nothing_waits_for_it(node:
         real(path, value)
 
     monkeypatch.setattr(slot_store, "write_json", write_json)
-    memory = HostMemory(base=Invalidate(host=HostId("h"), lineage="1.1", step=3, by="1.2", older=(("1.0", 2),), attempt=1, seq=1))
-    node.loop._carry_out(Remember(memory=memory))
-    assert node.loop._store.recall() == HostMemory()
+    memory = Remember(base=Invalidate(host=HostId("h"), lineage="1.1", step=3, by="1.2", older=(("1.0", 2),), attempt=1, seq=1))
+    node.loop._carry_out(memory)
+    assert node.loop._store.recall() == Remember()
     full.clear()
     node.loop.turn()
     assert node.loop._store.recall() == memory

@@ -219,9 +219,7 @@ class ModelBell:
     def close(self, *, said_bye: bool = True) -> None:
         if self.host.callers.pop(self.connection, None) is None or self.host.loop is None:
             return
-        if said_bye:
-            self.host.loop.hear_bye(self.connection)
-        self.host.loop.part(self.connection, self.hello)
+        self.host.loop.part(self.connection, self.hello, said_bye=said_bye)
 
 
 class ModelLink:

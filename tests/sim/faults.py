@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from raystate.core.formats.host_messages import HostMemory
+from raystate.core.formats.host_messages import Remember
 from tests.sim.nodes import Node
 from tests.sim.trainers import TrainerProc
 
@@ -71,7 +71,7 @@ def lose_arena(world: World) -> None:
         if one.trainer is not None:
             one.trainer.die("its shared memory is lost")
     node.sets.clear()
-    node.memory = HostMemory()
+    node.memory = Remember()
     world.weaken(node)
     world.at(0.5 + world.random(), world.start_actor, node)
 

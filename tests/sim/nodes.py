@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.formats.host_messages import (
-    AlreadyExecuted,
     CommitCopy,
     Connected,
     Disconnected,
@@ -16,21 +15,18 @@ from raystate.core.formats.host_messages import (
     Execute,
     FetchCopy,
     FillCopy,
-    HostMemory,
+    HoldEnded,
     Kill,
     Look,
     Place,
     Refuse,
     Remember,
     RemoveSet,
-    SaidBye,
     SetFound,
     SetRead,
     SetRemoved,
     Speak,
     Tell,
-    Unlocked,
-    WriteEnded,
 )
 from raystate.core.formats.messages import (
     Advice,
@@ -109,7 +105,7 @@ class Node:
         self.sets: dict[int, SlotSet] = {}
         self.made = 0  # sets
         self.actor: HostProc | None = None
-        self.memory = HostMemory()
+        self.memory = Remember()
         self.incarnations = 0
 
     def add_set(self, *, large: bool = False, copies_of: int | None = None) -> SlotSet:
@@ -223,7 +219,7 @@ class HostProc(Proc):
         self.node = node
         node.incarnations += 1
         self.incarnation = f"{node.id}i{node.incarnations}"
-        memory = HostMemory() if "forgetful_host" in world.mutations else node.memory
+        memory = Remember() if "forgetful_host" in world.mutations else node.memory
         self.machine = Host(
             node.id, self.incarnation, memory, report_interval_s=REPORT_INTERVAL_S, heartbeat_s=HEARTBEAT_S, domain=node.domain
         )
@@ -270,6 +266,10 @@ class HostProc(Proc):
             self._check_order(event, commands)
         for command in commands:
             _DO[type(command)](self, command)
+        if type(event) is Write and not any(type(one) in (Execute, Refuse) for one in commands):
+            done = self.writes.get(event.save)  # it was given before
+            if done is not None:
+                self.world.tell(self, done)
         self._look_later()
 
     def _check_order(self, order: Any, commands: list[Any]) -> None:
@@ -312,7 +312,7 @@ class HostProc(Proc):
             one = self.node.sets[index]
             if one.living is None:
                 fed = True
-                self.feed(Unlocked(index=index, contents=tuple(one.content)))
+                self.feed(SetRead(index=index, word=None, contents=tuple(one.content)))
         if not fed:
             self.feed(_LOOK)
 
@@ -343,11 +343,9 @@ class HostProc(Proc):
         if trainer.connection not in self.known:
             return
         del self.known[trainer.connection]
-        if trainer.clean:
-            self.feed(SaidBye(connection=trainer.connection))
         if trainer.set.trainer is trainer and self.node.sets.get(trainer.set.index) is trainer.set:
             self.read(trainer.set)
-        self.feed(Disconnected(connection=trainer.connection))
+        self.feed(Disconnected(connection=trainer.connection, said_bye=trainer.clean))
         self.poke()
 
     # ---------------------------------------------------------------- what the machine asks for
@@ -369,7 +367,7 @@ class HostProc(Proc):
             one.content[command.slot] = None
 
     def _remember(self, command: Remember) -> None:
-        self.node.memory = command.memory
+        self.node.memory = command
 
     def _examine(self, command: Examine) -> None:
         self.world.on(self, 0.5 * self.world.random(), self.feed, Examined(connection=command.connection, stack="in a collective"))
@@ -419,16 +417,11 @@ class HostProc(Proc):
             error = "storage is out"
         else:
             self.world.storage.parts.setdefault(order.save, {})[self.node.id] = tokens
-        self.feed(WriteEnded(save=order.save))
+        self.feed(HoldEnded(reader=order.save))
         self._say_written(order, error)
 
     def _refuse(self, command: Refuse) -> None:
         self.world.tell(self, Written(host=self.node.id, save=command.order.save, error=command.message))
-
-    def _repeat(self, command: AlreadyExecuted) -> None:
-        done = self.writes.get(command.order.save)
-        if done is not None:
-            self.world.tell(self, done)
 
     def _say_written(self, order: Write, error: str) -> None:
         self.writes[order.save] = done = Written(host=self.node.id, save=order.save, error=error)
@@ -444,7 +437,6 @@ _DO: dict[type, Any] = {
     Kill: HostProc._kill,
     Execute: HostProc._execute,
     Refuse: HostProc._refuse,
-    AlreadyExecuted: HostProc._repeat,
     RemoveSet: HostProc._remove_set,
     FetchCopy: lambda proc, command: proc.transfers.fetch(command),
     FillCopy: lambda proc, command: proc.transfers.fill(command),

@@ -54,10 +54,15 @@ class SetRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRead:
-    """A set's word has changed. `contents`: all headers, read after the word."""
+    """A set's word has changed, or its trainer is gone.
+
+    Attributes:
+        word: None: no process holds the set's lock or is about to take it. Its trainer is dead, or has let it go.
+        contents: all headers, read after that.
+    """
 
     index: int
-    word: TrainerWord
+    word: TrainerWord | None
     contents: tuple[Staged | None, ...]
 
 
@@ -75,29 +80,17 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaidBye:
-    """The trainer on this connection detaches on purpose."""
-
-    connection: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
     """The connection has ended. Its set has been read before this event.
 
-    `alive`: its trainer still holds its slots' lock: it calls again, or Unlocked tells of its end.
+    Attributes:
+        said_bye: its trainer has detached on purpose.
+        alive: its trainer still holds its slots' lock. It calls again, or a SetRead without a word tells of its end.
     """
 
     connection: int
+    said_bye: bool = False
     alive: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unlocked:
-    """No process holds the lock of this set or is about to take it: its trainer is dead, or has let it go. `contents`: read after that."""
-
-    index: int
-    contents: tuple[Staged | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,16 +112,9 @@ class HoldAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldEnded:
-    """A reader is done, or gone."""
+    """A reader is done, or gone. An Execute reads under the id of its save."""
 
     reader: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteEnded:
-    """An execution of Write is over, well or not."""
-
-    save: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +148,7 @@ class Look:
 
 
 HostEvent = (
-    SetFound | SetRemoved | SetRead | Connected | SaidBye | Disconnected | Unlocked | Examined | HoldAsked | HoldEnded | WriteEnded
+    SetFound | SetRemoved | SetRead | Connected | Disconnected | Examined | HoldAsked | HoldEnded
     | CopyMeasured | CopyFilled | CopyFailed | Look | Advice | Invalidate | EndTrainers | Write | Copy
 )  # fmt: skip
 
@@ -205,9 +191,15 @@ class Empty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remember:
-    """Keep this where a restarted HostActor finds it."""
+    """Keep this where a restarted HostActor finds it: what it must know although no arena says so.
 
-    memory: HostMemory
+    Attributes:
+        base: the newest Invalidate that was applied.
+        advice: the newest Advice: with its proposal, which a new Coordinator learns from the hosts alone.
+    """
+
+    base: Invalidate | None = None
+    advice: Advice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,17 +229,13 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execute:
-    """Write these slots' pieces; then WriteEnded. They stay as they are until then."""
+    """Write these slots' pieces; then HoldEnded. They stay as they are until then.
+
+    An order that was given before gets no command. Its answer is the outcome of that one execution.
+    """
 
     order: Write
     places: tuple[Place, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlreadyExecuted:
-    """This save was ordered before: answer with what came, or comes, of that one execution."""
-
-    order: Write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,19 +294,6 @@ class DropCopy:
 
 
 HostCommand = (
-    Tell | Speak | Empty | Remember | Examine | Kill | Hold | Execute | AlreadyExecuted | Refuse | RemoveSet
+    Tell | Speak | Empty | Remember | Examine | Kill | Hold | Execute | Refuse | RemoveSet
     | FetchCopy | FillCopy | CommitCopy | DropCopy
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemory:
-    """What a restarted HostActor must know although no arena says so.
-
-    Attributes:
-        base: the newest Invalidate that was applied.
-        advice: the newest Advice: with its proposal, which a new Coordinator learns from the hosts alone.
-    """
-
-    base: Invalidate | None = None
-    advice: Advice | None = None

@@ -16,7 +16,6 @@ class Connection:
     """A trainer's connection to this host's door."""
 
     hello: Connected
-    said_bye: bool = False
     ended: str = ""  # why this host killed it
     hung: str = ""  # the same, if that is its own fault
     stack: str = ""
@@ -66,13 +65,8 @@ class Connections:
         else:
             known.hello = event
 
-    def said_bye(self, connection: int) -> None:
-        """A trainer says that it leaves on purpose: the end of its connection is no failure."""
-        if connection in self.trainers:
-            self.trainers[connection].said_bye = True
-
     def disconnected(self, event: Disconnected) -> bool:
-        """Whether anybody was connected there. Its end is told, unless it lives (and reconnects) or has done so already."""
+        """Whether a trainer was connected there. Its end is told, unless it lives (and reconnects) or has done so already."""
         trainer = self.trainers.pop(event.connection, None)
         if trainer is None:
             return False
@@ -81,11 +75,11 @@ class Connections:
             return True
         one = self._slot_sets.sets.get(hello.set_index)
         word = one.word if one is not None else None
-        if event.alive and word is not None and not trainer.said_bye:
+        if event.alive and word is not None and not event.said_bye:
             return True
         if one is not None:
             one.end()
-        clean = not trainer.ended and not trainer.hung and (trainer.said_bye or (word is not None and word.phase == "closing"))
+        clean = not trainer.ended and not trainer.hung and (event.said_bye or (word is not None and word.phase == "closing"))
         if clean:
             reason = "left"
         elif trainer.hung:
@@ -133,7 +127,7 @@ class Connections:
         for trainer in self.trainers.values():
             hello = trainer.hello
             one = self._slot_sets.sets.get(hello.set_index)
-            leaving = trainer.said_bye or (one is not None and one.word is not None and one.word.phase in ("closing", "failed"))
+            leaving = one is not None and one.word is not None and one.word.phase in ("closing", "failed")
             if group_of(hello.lineage) != group_of(order.lineage) or leaving:
                 continue
             if not order.hanging and trainer.hung:

@@ -8,12 +8,11 @@ as pending. So no report shows a step that is being finished as neither pending 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from raystate.core.formats.errors import InvalidTransitionError
 from raystate.core.formats.host_messages import (
-    AlreadyExecuted,
     Connected,
     CopyFailed,
     CopyFilled,
@@ -26,19 +25,15 @@ from raystate.core.formats.host_messages import (
     HoldEnded,
     HostCommand,
     HostEvent,
-    HostMemory,
     Look,
     Place,
     Refuse,
     Remember,
-    SaidBye,
     SetFound,
     SetRead,
     SetRemoved,
     Speak,
     Tell,
-    Unlocked,
-    WriteEnded,
 )
 from raystate.core.formats.messages import (
     Advice,
@@ -63,12 +58,6 @@ from raystate.waits import HEARTBEAT_S, REPORT_EVERY_S
 REMEMBERED_SAVES = 4
 
 
-@dataclass(slots=True)
-class _Save:
-    places: tuple[Place, ...] = ()
-    running: bool = True
-
-
 class Host:
     """One incarnation of a HostActor.
 
@@ -85,7 +74,7 @@ class Host:
         self,
         host: HostId,
         incarnation: str,
-        memory: HostMemory | None = None,
+        memory: Remember | None = None,
         *,
         report_interval_s: float = REPORT_EVERY_S,
         heartbeat_s: float = HEARTBEAT_S,
@@ -94,14 +83,14 @@ class Host:
         self.host = host
         self.incarnation = incarnation
         self._domain = domain
-        memory = memory or HostMemory()
+        memory = memory or Remember()
         self._slot_sets = SlotSets(memory.base)
         self._connections = Connections(host, self._slot_sets)
         self._copies = Copies(self._slot_sets)
         self._advice = memory.advice
         self._attempt: int | None = None  # the newest that was heard of; older ones are ignored
-        self._readers: dict[str, tuple[Place, ...]] = {}
-        self._saves: dict[str, _Save] = {}
+        self._readers: dict[str, tuple[Place, ...]] = {}  # by name; of a save, its id
+        self._saves: dict[str, None] = {}  # whose outcome may be asked for
         self._newest_save = (0, 0)
         self._reports = Reporting(report_interval_s, heartbeat_s)
         self._knows_all = False  # until then a report would say that the rest is gone
@@ -112,13 +101,10 @@ class Host:
             SetRemoved: self._set_removed,
             SetRead: self._set_read,
             Connected: self._connected,
-            SaidBye: self._said_bye,
             Disconnected: self._disconnected,
-            Unlocked: self._unlocked,
             Examined: self._connections.examined,
             HoldAsked: self._hold_asked,
             HoldEnded: self._hold_ended,
-            WriteEnded: self._write_ended,
             CopyMeasured: lambda event: self._copies.measured(event, self._advice),
             CopyFilled: self._copied,
             CopyFailed: self._copied,
@@ -209,9 +195,16 @@ class Host:
         one = self._slot_sets.sets.get(event.index)
         if one is None:
             return
-        one.word = event.word
+        if event.word is not None:
+            one.word = event.word
+        elif self._connections.is_connected(one):
+            return
+        else:
+            one.take_back()
         self._slot_sets.take(one, event.contents)
         self._changed()
+        if event.word is None:
+            self._connections.unlocked(one)
 
     # ---------------------------------------------------------------- trainers come and go
 
@@ -219,22 +212,9 @@ class Host:
         self._connections.connected(event)
         self._changed()
 
-    def _said_bye(self, event: SaidBye) -> None:
-        self._connections.said_bye(event.connection)
-
     def _disconnected(self, event: Disconnected) -> None:
         if self._connections.disconnected(event):
             self._changed()
-
-    def _unlocked(self, event: Unlocked) -> None:
-        one = self._slot_sets.sets.get(event.index)
-        if one is None or self._connections.is_connected(one):
-            return
-        for number, slot in enumerate(one.slots):
-            slot.granted = min(slot.granted, one.done(number))
-        self._slot_sets.take(one, event.contents)
-        self._changed()
-        self._connections.unlocked(one)
 
     def _end_trainers(self, order: EndTrainers) -> None:
         # A superseded Coordinator that wakes up must not end the trainers of its successor.
@@ -278,7 +258,7 @@ class Host:
         self._reports.at_once = True
 
     def _remember(self) -> None:
-        self._out.append(Remember(memory=HostMemory(base=self._slot_sets.base, advice=self._advice)))
+        self._out.append(Remember(base=self._slot_sets.base, advice=self._advice))
 
     # ---------------------------------------------------------------- reading and writing what is held
 
@@ -300,7 +280,6 @@ class Host:
             self._refuse(order, "StaleAttemptError", f"save {order.save} is of a superseded attempt")
             return
         if order.save in self._saves:
-            self._out.append(AlreadyExecuted(order=order))
             return
         if number <= self._newest_save:
             self._refuse(order, "StepNotFoundError", f"save {order.save} was executed before on host {self.host[:8]}")
@@ -311,21 +290,15 @@ class Host:
         if missing:
             self._refuse(order, "StepNotFoundError", f"host {self.host[:8]} does not hold ranks {missing} of step {order.step}")
             return
-        for old in [save for save, one in self._saves.items() if not one.running][:-REMEMBERED_SAVES]:
+        for old in [save for save in self._saves if save not in self._readers][:-REMEMBERED_SAVES]:
             del self._saves[old]
         self._slot_sets.hold(places)
-        self._saves[order.save] = _Save(places)
+        self._readers[order.save] = places
+        self._saves[order.save] = None
         self._out.append(Execute(order=order, places=places))
 
     def _refuse(self, order: Write, error: str, message: str) -> None:
         self._out.append(Refuse(order=order, error=error, message=message))
-
-    def _write_ended(self, event: WriteEnded) -> None:
-        save = self._saves.get(event.save)
-        if save is not None and save.running:
-            save.running = False
-            self._slot_sets.let_go(save.places)
-            self._changed()
 
     def remembers(self, save: str) -> bool:
         """Whether the outcome of that save may still be asked for."""

@@ -48,6 +48,11 @@ class SetState:
         """True while the slot is its trainer's: granted, and not used up or handed back."""
         return self.word is not None and self.slots[slot].granted > self.done(slot)
 
+    def take_back(self) -> None:
+        """Its trainer is gone: no slot is granted any more."""
+        for number, slot in enumerate(self.slots):
+            slot.granted = min(slot.granted, self.done(number))
+
     def contents(self) -> list[tuple[Place, Staged]]:
         """What may be read. A granted slot is left out: its trainer may be writing to it."""
         return [
