@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 import raystate
 
@@ -20,15 +22,23 @@ def test_every_test_that_is_named_exists():
     assert not [name for name in sorted(named) if f"def {name}(" not in tests]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "README.md",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        *(str(path.relative_to(REPO)) for path in sorted((REPO / "docs").rglob("*.md"))),
-    ],
-)
+PAGES = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    *(str(one.relative_to(REPO)) for one in sorted((REPO / "docs").rglob("*.md"))),
+]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_code_has_a_fence_that_names_its_language(name: str):
+    for token in MarkdownIt("commonmark").parse((REPO / name).read_text()):
+        assert token.type != "code_block", f"an indented block is wrapped like prose: {token.content}"
+        if token.type == "fence" and token.info in ("python", "py"):
+            ast.parse(token.content)
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_links_and_files_exist(name: str):
     text = (REPO / name).read_text()
     for target in re.findall(r"\]\((?!https:)([^)#]+)\)", text):
