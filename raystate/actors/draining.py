@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from raystate.actors.rays import state
-from raystate.core.formats.messages import HostId, HostLeaving
+from raystate.core.formats.messages import HostId, StopAsked
 from raystate.waits import LOOK_EVERY_S, SAID_AGAIN_S
 
 logger = logging.getLogger("raystate.coordinator")
@@ -31,7 +31,7 @@ class DrainWatch:
         ended: whether its owner has ended, and wants no more news.
     """
 
-    def __init__(self, post: Callable[[HostLeaving], None], ended: Callable[[], bool]):
+    def __init__(self, post: Callable[[StopAsked], None], ended: Callable[[], bool]):
         self._post = post
         self._ended = ended
         self._told: dict[HostId, int] = {}
@@ -58,5 +58,5 @@ class DrainWatch:
                 left_s = (at_ms - now_ms) / 1000
                 # The deadline was set by another node's clock: one that is over says nothing, the node is still there.
                 within_s = left_s if at_ms and left_s > 0 else None
-                self._post(HostLeaving(host=node, within_s=within_s, reason="Ray drains it"))
+                self._post(StopAsked(host=node, within_s=within_s, reason="Ray drains it"))
         self._told = draining  # one that is not drained any more may be drained again

@@ -22,7 +22,7 @@ from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_a
 from raystate.actors.restarted import begin
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.core.formats.errors import RaystateError
-from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, HostId, HostLeaving, Invalidate, Write
+from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, StopAsked, Write
 from raystate.runtime.link import Unreachable
 from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind
@@ -160,7 +160,7 @@ class HostActor:
             loop.start()
             if self._notice is None:
                 self._notice = Notice(
-                    lambda within_s, why: self._tell(HostLeaving(host=host, within_s=within_s, reason=why)),
+                    lambda within_s, why: self._tell(StopAsked(host=host, within_s=within_s, reason=why)),
                     metadata_url=metadata_url,
                 )
                 self._notice.start()

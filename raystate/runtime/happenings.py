@@ -16,7 +16,6 @@ from raystate.core.formats.messages import (
     GivenUp,
     HostDown,
     HostId,
-    HostLeaving,
     HostReported,
     Intent,
     Joined,
@@ -63,9 +62,6 @@ def what_happened(event: Event) -> str:
             return f"attempt {entry.attempt} claims the run ({entry.reason}); newest steps in its log: {live}"
         case HostDown(host=host, reason=reason):
             return f"host {short(host)} is lost: {reason}"
-        case HostLeaving(host=host, within_s=within_s, reason=reason):
-            when = "" if within_s is None else f" within {within_s:.0f} s"
-            return f"host {short(host)} is to go away{when}: {reason}"
         case HostReported(summary=summary):
             return f"host {short(summary.host)} reports"
         case Joined(rank=rank, world=world, host=host):
@@ -91,8 +87,9 @@ def what_happened(event: Event) -> str:
             return f"the end of the run is asked: {reason}"
         case DeleteAsked(step=step):
             return f"somebody asks to delete step {step}"
-        case StopAsked(reason=reason, within_s=within_s):
-            return f"a stop{'' if within_s is None else f' within {within_s:.0f} s'} is asked: {reason}"
+        case StopAsked(reason=reason, within_s=within_s, host=host):
+            when = "" if within_s is None else f" within {within_s:.0f} s"
+            return f"a stop{when} is asked: {reason}" if host is None else f"host {short(host)} is to go away{when}: {reason}"
         case Written(host=host, save=save, error=error):
             return _outcome(
                 f"host {short(host)} has written its part of save {save}", f"host {short(host)} could not write save {save}", error

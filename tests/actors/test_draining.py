@@ -8,15 +8,15 @@ import pytest
 
 from raystate.actors import draining
 from raystate.actors.draining import DrainWatch
-from raystate.core.formats.messages import HostId, HostLeaving
+from raystate.core.formats.messages import HostId, StopAsked
 
 NODE = HostId("n1")
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> tuple[list[HostLeaving], dict[HostId, int], DrainWatch]:
+def told(monkeypatch: pytest.MonkeyPatch) -> tuple[list[StopAsked], dict[HostId, int], DrainWatch]:
     """(what was told, the draining nodes, who looks at them)."""
-    said: list[HostLeaving] = []
+    said: list[StopAsked] = []
     nodes: dict[HostId, int] = {}
     monkeypatch.setattr(draining, "draining_nodes", lambda: dict(nodes))
     return said, nodes, DrainWatch(said.append, lambda: False)
@@ -26,7 +26,7 @@ def in_ms(seconds: float) -> int:
     return int((time.time() + seconds) * 1000)
 
 
-def test_each_deadline_is_told_once(told: tuple[list[HostLeaving], dict[HostId, int], DrainWatch]) -> None:
+def test_each_deadline_is_told_once(told: tuple[list[StopAsked], dict[HostId, int], DrainWatch]) -> None:
     said, nodes, watch = told
     nodes[NODE] = in_ms(3600)
     watch.look()
@@ -41,7 +41,7 @@ def test_each_deadline_is_told_once(told: tuple[list[HostLeaving], dict[HostId, 
 
 @pytest.mark.parametrize("at_ms", [0, 1], ids=["none", "over"])
 def test_without_a_deadline_and_with_one_that_is_over_nobody_says_when(
-    at_ms: int, told: tuple[list[HostLeaving], dict[HostId, int], DrainWatch]
+    at_ms: int, told: tuple[list[StopAsked], dict[HostId, int], DrainWatch]
 ) -> None:
     """Another node's clock has set it: long ago by this one's, and the node is still there."""
     said, nodes, watch = told

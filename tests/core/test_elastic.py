@@ -11,7 +11,6 @@ from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.messages import (
     EndTrainers,
     HostId,
-    HostLeaving,
     Proposal,
     StopAsked,
     TrainerExited,
@@ -498,7 +497,7 @@ def test_a_notice_comes_first():
     asked = resize(driver)
     assert asked is not None
     agree(driver, asked, at=5)
-    driver.send(HostLeaving(host=HostId("b"), within_s=20.0, reason="drained"))
+    driver.send(StopAsked(host=HostId("b"), within_s=20.0, reason="drained"))
     driver.out.clear()
     driver.tick(10.1)
     assert driver.core.journal.published == (4,)
@@ -509,7 +508,7 @@ def test_a_notice_comes_first():
 def test_a_growth_does_not_put_off_a_notice():
     driver = running(barrier_timeout_s=600.0)
     driver.stage(4)
-    driver.send(HostLeaving(host=HostId("b"), within_s=20.0, reason="drained"))
+    driver.send(StopAsked(host=HostId("b"), within_s=20.0, reason="drained"))
     resize(driver)
     driver.tick(10.1)
     assert driver.core.journal.published == (4,)

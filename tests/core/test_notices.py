@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from raystate.core.formats.messages import EndTrainers, HostDown, HostId, HostLeaving, Proposal, TrainerExited
+from raystate.core.formats.messages import EndTrainers, HostDown, HostId, Proposal, StopAsked, TrainerExited
 from tests.core.driver import Driver, running
 from tests.core.test_deadlines import said
 
 
 def leaving(driver: Driver, host: str, within_s: float | None = 30.0, reason: str = "drained by Ray") -> None:
-    driver.send(HostLeaving(host=HostId(host), within_s=within_s, reason=reason))
+    driver.send(StopAsked(host=HostId(host), within_s=within_s, reason=reason))
 
 
 def proposal(driver: Driver) -> Proposal | None:

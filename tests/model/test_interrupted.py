@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.formats.messages import HostLeaving
+from raystate.core.formats.messages import StopAsked
 from tests.model.world import Rank, World
 
 MOST_STEPS = 2000
@@ -34,7 +34,7 @@ def test_a_notice_after_a_step_that_was_lost(comes_back: bool) -> None:
                 if rank.number == 0 and step == 60:
                     world.storage.out = not comes_back
                     (host,) = world.hosts
-                    world.tell(HostLeaving(host=host, within_s=60.0, reason="preempted"))
+                    world.tell(StopAsked(host=host, within_s=60.0, reason="preempted"))
                 rank.rest(0.5)
                 manager.save(step, state(step))
         except raystate.Interrupted as error:
@@ -64,7 +64,7 @@ def test_a_loop_that_is_left_where_it_should_stop_does_not_look_finished() -> No
         for step in range(1, MOST_STEPS):
             if rank.number == 0 and step == 8:
                 (host,) = world.hosts
-                world.tell(HostLeaving(host=host, within_s=60.0, reason="preempted"))
+                world.tell(StopAsked(host=host, within_s=60.0, reason="preempted"))
             rank.rest(0.5)
             if manager.reached_preemption(step):
                 left_at[rank.number] = step

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from raystate.core.coordinator import agreement, copying, discards, fresh_reports, group, journal, memory, restorable, saves
+from raystate.core.coordinator import agreement, copying, fresh_reports, group, journal, memory, restorable, saves
 from raystate.core.formats.host_messages import Empty
 from raystate.core.formats.messages import EndTrainers, LiveStep, SnapshotId, Staged, Write
 from raystate.core.host import copies, slot_sets, slots
@@ -186,7 +186,7 @@ def _rejoin_without_discard() -> Any:
 
     @contextmanager
     def both() -> Iterator[frozenset[str]]:
-        with mock.patch.object(memory.Memory, "believed", _always), mock.patch.object(discards.Discards, "is_done", _always):
+        with mock.patch.object(memory.Memory, "believed", _always), mock.patch.object(memory.Memory, "has_discarded", _always):
             yield frozenset({"keep_slots"})
 
     return both()

@@ -11,7 +11,6 @@ from typing import Any
 from raystate.core.formats.messages import (
     AttemptDead,
     HostDown,
-    HostLeaving,
     LeaveReply,
     LogEntry,
     Settings,
@@ -292,7 +291,7 @@ class World(Launcher):
         self._deliver(StopAsked(reason="preemption", within_s=8.0))
 
     def announce(self, node: Node, until_s: float) -> None:
-        self._deliver(HostLeaving(host=node.id, within_s=max(0.0, until_s - self.now_s), reason="preempted"))
+        self._deliver(StopAsked(host=node.id, within_s=max(0.0, until_s - self.now_s), reason="preempted"))
 
     def renumbered(self, entry: LogEntry) -> LogEntry:
         return replace(entry, seq=len(self.storage.log) + 1)

@@ -181,7 +181,7 @@ class Joins:
         hosts = {rank: self._members[rank].host for rank in sorted(self._members)}
         self.group = Group(lineage, self._world, hosts, context.now_s, adopted=False)
         for host in hosts.values():
-            self.memory.view(host, context.now_s)
+            self.memory.view(host)
         self._reply = JoinReply(
             lineage=lineage, attempt=context.attempt, host_count=len(set(hosts.values())), newest_step=self.journal.newest
         )

@@ -7,8 +7,7 @@
     recovery    what a group restores                   agreement          all ranks act at the same step
     notices     hosts that are to go away               hangs              who makes no step any more
     promises    flush                                   absence            hosts that are away for a moment
-    discards    what hosts discard after a restore      deletes            steps that the user deletes
-    leaving     close, release
+    leaving     close, release                          withdrawals        steps that leave the log on demand
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from typing import Any
 
 from raystate.core.coordinator.agreement import Agreement
 from raystate.core.coordinator.context import Context
-from raystate.core.coordinator.deletes import Deletes
-from raystate.core.coordinator.discards import Discards
 from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.hangs import Hangs
 from raystate.core.coordinator.journal import Journal
@@ -30,6 +27,7 @@ from raystate.core.coordinator.promises import Promises
 from raystate.core.coordinator.recovery import Restores
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
+from raystate.core.coordinator.withdrawals import Withdrawals
 from raystate.core.formats.errors import InvalidTransitionError
 from raystate.core.formats.messages import (
     Answer,
@@ -45,7 +43,6 @@ from raystate.core.formats.messages import (
     FlushAsked,
     GivenUp,
     HostDown,
-    HostLeaving,
     HostReported,
     Joined,
     LeaveAsked,
@@ -78,27 +75,26 @@ class Coordinator:
     def __init__(self, settings: Settings):
         self.settings = settings
         self._context = context = Context(settings)
-        self.memory = Memory()
+        self.memory = Memory(context)
         self.journal = Journal(context)
         self.joins = Joins(context, self.memory, self.journal)
         self.saves = Saves(context, self.memory, self.joins, self.journal)
-        self.discards = Discards(context, self.memory)
-        self.snapshots = Snapshots(context, self.memory, self.joins, self.journal, self.saves, self.discards)
-        self.recovery = Restores(context, self.snapshots, self.discards)
+        self.snapshots = Snapshots(context, self.memory, self.joins, self.journal, self.saves)
+        self.withdrawals = Withdrawals(context, self.memory, self.joins, self.journal, self.saves)
+        self.recovery = Restores(context, self.snapshots, self.withdrawals)
         self.agreement = Agreement(context, self.joins, self.journal, self.saves, self.snapshots)
         self.notices = Notices(context, self.joins, self.agreement)
         self.promises = Promises(context, self.memory, self.joins, self.journal, self.saves, self.snapshots)
         self.hangs = Hangs(context, self.joins, self.saves, self.promises)
-        self.deletes = Deletes(context, self.memory, self.joins, self.journal, self.saves)
         self.leaving = Leaving(
             context, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement, self.promises
         )
         self.journal.editors = {
             "commit": self.saves,
             "retention": self.saves,
-            "rollback": self.recovery.withdrawals,
-            "set aside": self.recovery.withdrawals,
-            "delete": self.deletes,
+            "rollback": self.withdrawals,
+            "set aside": self.withdrawals,
+            "delete": self.withdrawals,
         }
         self._early: list[Event] = []
         self._claimed_s = 0.0
@@ -106,7 +102,6 @@ class Coordinator:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Claimed: self._claim,
             HostDown: self._host_down,
-            HostLeaving: self.notices.leaving,
             HostReported: self.snapshots.reported,
             Joined: self._joined,
             TrainerExited: self.joins.exited,
@@ -115,7 +110,7 @@ class Coordinator:
             FlushAsked: self.promises.flush_asked,
             LeaveAsked: self.leaving.leave_asked,
             ReleaseAsked: self.leaving.release_asked,
-            DeleteAsked: self.deletes.asked,
+            DeleteAsked: self.withdrawals.delete_asked,
             StopAsked: self._stop_asked,
             Written: self.saves.written,
             Progress: self.saves.progressed,
@@ -247,7 +242,7 @@ class Coordinator:
             self.notices.turn()
             self.agreement.turn()
             self.promises.turn()
-            self.deletes.turn()
+            self.withdrawals.turn()
             self.leaving.turn()
             self.journal.turn()
             if self.leaving.is_finished():
@@ -305,6 +300,9 @@ class Coordinator:
         self.joins.joined(event)
 
     def _stop_asked(self, event: StopAsked) -> None:
+        if event.host is not None:
+            self.notices.leaving(event.host, event)
+            return
         group = self.joins.group
         # One that an earlier attempt has started is not known by its launcher's name.
         if event.group and (

@@ -7,8 +7,9 @@ differs from the host's last one, and costs no more when there are more hosts.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from raystate.core.coordinator.context import Context
 from raystate.core.formats.messages import (
     HostId,
     HostSummary,
@@ -19,6 +20,9 @@ from raystate.core.formats.messages import (
     Staged,
     TrainerSeen,
 )
+from raystate.waits import RETRY_FIRST_S
+
+_NO_HOST = HostId("")
 
 
 @dataclass(slots=True, eq=False)
@@ -161,25 +165,28 @@ class Snap:
 
 
 class Memory:
-    """Hosts and the index of their pieces."""
+    """Hosts, the index of their pieces, and what a restore has given up of these."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context):
+        self.context = context
         self.hosts: dict[HostId, HostView] = {}
         self.views: list[HostView] = []  # the same, in the order in which they came
         self.snaps: dict[SnapshotId, Snap] = {}
         self.base: Invalidate | None = None  # the newest recovery decision that is known
+        self._decisions = 0
+        self._told_s: dict[HostId, float] = {}  # when each host was told the newest one last
 
     # ---------------------------------------------------------------- hosts come and go
 
-    def view(self, host: HostId, now_s: float) -> HostView:
+    def view(self, host: HostId) -> HostView:
         """What is known of a host; one that was never heard of counts as up from now on."""
         view = self.hosts.get(host)
         if view is None:
-            view = self.hosts[host] = HostView(host, heard_s=now_s, up_s=now_s)
+            view = self.hosts[host] = HostView(host, heard_s=self.context.now_s, up_s=self.context.now_s)
             self.views.append(view)
         return view
 
-    def incarnate(self, view: HostView, incarnation: str, seq: int, now_s: float, patience_s: float) -> bool | None:
+    def incarnate(self, view: HostView, incarnation: str, seq: int) -> bool | None:
         """Note which incarnation speaks. True: a new one; False: the known one; None: one that has been replaced.
 
         A late message of a dead incarnation may arrive after the first of its successor. A
@@ -188,7 +195,8 @@ class Memory:
         """
         if incarnation == view.incarnation:
             return False
-        if incarnation in view.past and not (seq > view.past[incarnation] and now_s - view.heard_s >= patience_s):
+        is_silent = self.context.now_s - view.heard_s >= self.context.settings.host_timeout_s / 2
+        if incarnation in view.past and not (seq > view.past[incarnation] and is_silent):
             view.past[incarnation] = max(seq, view.past[incarnation])
             return None
         if view.incarnation:
@@ -227,10 +235,10 @@ class Memory:
                 del self.snaps[key]
         return touched
 
-    def take(self, view: HostView, summary: HostSummary, now_s: float) -> dict[SnapshotId, bool]:
+    def take(self, view: HostView, summary: HostSummary) -> dict[SnapshotId, bool]:
         """A report of the known incarnation, newer than the last. Gives what `place` gives."""
         view.summary_seq = summary.seq
-        view.heard_s = now_s
+        view.heard_s = self.context.now_s
         view.advised = summary.advised
         view.proposal_seen = summary.proposal
         view.heard_of = summary.attempt
@@ -246,9 +254,40 @@ class Memory:
             return {}
         return self.place(view, summary.staged)
 
-    def rebase(self, base: Invalidate) -> None:
-        """A recovery has decided what counts from now on."""
-        self.base = base
+    # ---------------------------------------------------------------- what a restore gives up
+
+    def give_up_but(self, lineage: str, step: int, *, by: str) -> None:
+        """A restore has chosen: from now on only (lineage, <= step) counts, with what that came from, and what `by` and later lineages
+        stage. Every host is told, until it says that it has discarded all else."""
+        # Two restores may choose one step: a late word of the first doesn't count for the second.
+        # (test_recovery.test_a_late_word_of_a_discard_does_not_count_for_the_next_of_the_same_step)
+        self._decisions += 1
+        # With the past of that lineage: its promises still count after several restores in a row.
+        # (test_recovery.test_what_was_promised_before_several_restores_in_a_row_becomes_durable)
+        older = () if self.base is None else self.base.before(lineage)
+        attempt = self.context.attempt
+        self.base = Invalidate(host=_NO_HOST, lineage=lineage, step=step, by=by, older=older, attempt=attempt, seq=self._decisions)
+        self._told_s = {}
+        for view in self.views:
+            self.tell_discard(view)
+
+    def first_undone(self) -> HostView | None:
+        """A host that has not yet discarded what the newest choice gives up. A host that is down is
+        told when it is back: no restore waits for it.
+        (test_deadlines.test_a_host_that_does_not_discard)"""
+        return next((view for view in self.views if view.up and not self.has_discarded(view)), None)
+
+    def has_discarded(self, view: HostView) -> bool:
+        """Whether the host has discarded what the newest choice gives up."""
+        return self.base is None or view.base_order >= self.base.stamp
+
+    def tell_discard(self, view: HostView) -> None:
+        """Give the host the order, if it has not carried it out and has not just been told."""
+        if self.base is None or not view.up or self.has_discarded(view):
+            return
+        if self.context.now_s - self._told_s.get(view.host, -1e9) >= RETRY_FIRST_S:
+            self._told_s[view.host] = self.context.now_s
+            self.context.out.append(replace(self.base, host=view.host))
 
     # ---------------------------------------------------------------- what can be recovered
 

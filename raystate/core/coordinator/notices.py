@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from raystate.core.coordinator.agreement import Agreement
 from raystate.core.coordinator.context import Context, brief, ranks_text
 from raystate.core.coordinator.group import Group, Joins
-from raystate.core.formats.messages import HostDown, HostId, HostLeaving
+from raystate.core.formats.messages import HostDown, HostId, StopAsked
 from raystate.waits import MOMENT_S, OVERDUE_S
 
 
@@ -38,15 +38,15 @@ class Notices:
         """Those that are to go away."""
         return frozenset(self._ends)
 
-    def leaving(self, event: HostLeaving) -> None:
-        """A host is to go away."""
+    def leaving(self, host: HostId, event: StopAsked) -> None:
+        """The host is to go away."""
         within_s = self.context.settings.barrier_timeout_s if event.within_s is None else max(0.0, event.within_s)
         until_s = self.context.now_s + within_s
-        known = self._ends.get(event.host)
+        known = self._ends.get(host)
         if known is None:
-            self.context.log("debug", f"host {event.host} goes away within {within_s:.1f} s: {event.reason}")
+            self.context.log("debug", f"host {host} goes away within {within_s:.1f} s: {event.reason}")
         if known is None or until_s < known.until_s - MOMENT_S:
-            self._ends[event.host] = _End(until_s, event.reason)
+            self._ends[host] = _End(until_s, event.reason)
 
     def down(self, event: HostDown) -> None:
         """A host that is gone is not to go away any more."""

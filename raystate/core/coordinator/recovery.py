@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Literal
 
 from raystate.core.coordinator.context import NAMED, Context, all_have
-from raystate.core.coordinator.discards import Discards
 from raystate.core.coordinator.fresh_reports import RestoreReports
 from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.restorable import Restorable
@@ -48,19 +47,18 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 class Restores:
     """One restore at a time, through its phases; its parts know what is wanted, held and whole."""
 
-    def __init__(self, context: Context, snapshots: Snapshots, discards: Discards):
+    def __init__(self, context: Context, snapshots: Snapshots, withdrawals: Withdrawals):
         self.context = context
         self.memory = snapshots.memory
         self.joins = snapshots.joins
         self.journal = snapshots.journal
         self.saves = snapshots.saves
         self.snapshots = snapshots
-        self.discards = discards
         self.phase: Phase = "idle"
         self._asks = RestoreAsks()
         self._fresh_reports = RestoreReports(context, self.memory, snapshots)
         self._restorable = Restorable(self.memory, self.journal, self.saves)
-        self.withdrawals = Withdrawals(context, self.journal, self.saves)
+        self.withdrawals = withdrawals
         self._group: Group | None = None
         self._want: int | None = None
         self._rollback = False
@@ -191,7 +189,7 @@ class Restores:
             self._choose(group)
         if self.phase == "trying" and len(self._tried) == group.world:
             self._judge()
-        if self.phase == "discarding" and self.discards.first_undone() is None:
+        if self.phase == "discarding" and self.memory.first_undone() is None:
             self._settle()
 
     def _all_asked(self) -> None:
@@ -321,8 +319,8 @@ class Restores:
     def _discard(self, choice: RestoreChoice) -> None:
         """From now on the group stages in a new lineage: no older piece can be taken for one."""
         self._group = group = self.joins.renew(choice.begins)
-        kept = (choice.in_memory.lineage, choice.step) if choice.in_memory is not None else ("", choice.step)
-        self.discards.begin(group.lineage, *kept)
+        lineage = choice.in_memory.lineage if choice.in_memory is not None else ""
+        self.memory.give_up_but(lineage, choice.step, by=group.lineage)
         self.saves.forget_unbelieved()
         self._enter("discarding")
 
@@ -376,7 +374,7 @@ class Restores:
         elif self.phase in ("looking", "retiring"):
             self._give_up_late(group, waited_s)
         elif self.phase == "discarding" and waited_s >= settings.host_timeout_s:
-            while (view := self.discards.first_undone()) is not None:
+            while (view := self.memory.first_undone()) is not None:
                 self.snapshots.give_up_on(view.host, f"it has not discarded what the restore gives up within {waited_s:.1f} s")
         elif self.phase == "trying" and waited_s >= settings.restore_timeout_s:
             missing = [rank for rank in range(group.world or 0) if rank not in self._tried]

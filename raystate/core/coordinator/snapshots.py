@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.copying import Copying
-from raystate.core.coordinator.discards import Discards
 from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.laggards import Laggards
@@ -38,13 +37,12 @@ TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the in
 class Snapshots:
     """Takes the hosts' reports, judges each snapshot by them, and advises the hosts."""
 
-    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal, saves: Saves, discards: Discards):
+    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal, saves: Saves):
         self.context = context
         self.memory = memory
         self.joins = joins
         self.journal = journal
         self.saves = saves
-        self._discards = discards
         self._laggards = Laggards(context, joins)
         self.copying = Copying(context, memory, joins)
         self.stable: tuple[int, int] = NOWHERE  # places in the present lineage
@@ -81,7 +79,7 @@ class Snapshots:
 
     def _speaks(self, view: HostView, incarnation: str, seq: int) -> bool:
         """False for an incarnation that has been replaced."""
-        new = self.memory.incarnate(view, incarnation, seq, self.context.now_s, self.context.settings.host_timeout_s / 2)
+        new = self.memory.incarnate(view, incarnation, seq)
         if new:
             self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
             self.saves.absence.came(view.host)
@@ -124,13 +122,13 @@ class Snapshots:
         """A host tells what it holds and what its trainers say. An older report than the last, or of a dead incarnation, is ignored."""
         summary = event.summary
         memory = self.memory
-        view = memory.view(summary.host, self.context.now_s)
+        view = memory.view(summary.host)
         if not self._speaks(view, summary.incarnation, summary.seq) or summary.seq <= view.summary_seq:
             return
         self._rise(view)
         self.saves.absence.heard(view.host)
         no_copies = view.no_copies
-        touched = memory.take(view, summary, self.context.now_s)
+        touched = memory.take(view, summary)
         moved = self.joins.observe(view)
         if summary.trainers:
             self.last_trainer_s = self.context.now_s
@@ -153,7 +151,7 @@ class Snapshots:
                 self._unadvised.append(view)
         # A host that was away when the others discarded hears of it before its pieces count again.
         # (test_recovery.test_what_a_restore_gave_up_is_not_believed_when_a_host_comes_back)
-        self._discards.tell(view)
+        self.memory.tell_discard(view)
 
     # ---------------------------------------------------------------- stable and dead
 
@@ -351,7 +349,7 @@ class Snapshots:
             if view.up and now_s - view.heard_s >= settings.host_timeout_s:
                 self._fall(view, f"it has said nothing for {now_s - view.heard_s:.1f} s")
             elif view.up:
-                self._discards.tell(view)
+                self.memory.tell_discard(view)
         self.copying.tick()
         if self.gathering and now_s >= self.gather_until_s:
             self.context.log("warning", f"hosts {named(sorted(self.gathering))} have not reported; going on without them")

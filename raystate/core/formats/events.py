@@ -32,20 +32,6 @@ class HostDown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostLeaving:
-    """A host is to go away: its node is preempted or drained. Told any number of times.
-
-    Attributes:
-        within_s: from now until it is gone; None: unknown.
-        reason: who says so.
-    """
-
-    host: HostId
-    within_s: float | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostReported:
     """A HostActor tells what it holds and what its trainers say."""
 
@@ -183,15 +169,19 @@ class DeleteAsked:
 class StopAsked:
     """End the attempt at a common step.
 
-    After `within_s` from now some of its trainers may be gone. None: no trainer goes away, and a
-    stop that the ranks don't agree on in time is given up.
-
-    `group`: only this worker group is meant, as in Joined; "": any group that trains.
+    Attributes:
+        reason: why, or who says so.
+        within_s: from now until some of its trainers may be gone. None: no trainer goes away, and a
+            stop that the ranks don't agree on in time is given up.
+        group: only this worker group is meant, as in Joined; "": any group that trains.
+        host: it is to go away within `within_s` (None: unknown): its node is preempted or drained.
+            The groups with ranks there are meant. Told any number of times.
     """
 
     reason: str
     within_s: float | None
     group: str = ""
+    host: HostId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +275,7 @@ class Tick:
 
 
 Event = (
-    Claimed | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
+    Claimed | HostDown | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
     | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | Written | Progress | Packaged
     | Appended | CarriedOut | AttemptDead | GivenUp | Tick
 )  # fmt: skip

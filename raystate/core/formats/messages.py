@@ -42,7 +42,6 @@ from raystate.core.formats.events import (
     FlushAsked,
     GivenUp,
     HostDown,
-    HostLeaving,
     HostReported,
     Joined,
     LeaveAsked,
