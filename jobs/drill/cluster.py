@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from jobs.arenas import remove_arenas
+from jobs.arenas import arenas, remove_arenas
 
 NODES = 3  # beside the head: one for each rank, and one that waits
 TRAINER = "drill-trainer"  # the Ray resource that keeps trainers off the head
@@ -224,7 +224,7 @@ class Simulated:
 
     def left_behind(self, run_hash: str) -> list[str]:
         """What a run that has ended has left in shared memory."""
-        return sorted(str(path) for path in Path("/dev/shm").glob(f"raystate-{run_hash}-*"))
+        return [str(arena) for arena in arenas(run_hash=run_hash)]
 
     def keep_logs(self) -> None:
         """Put Ray's logs into the folder."""
