@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import os
 import re
 import signal
@@ -19,15 +20,23 @@ from tests.patience import PATIENCE_S
 REPO = Path(__file__).parents[2]
 
 
+LIBC = ctypes.CDLL(None)
+PR_CAPBSET_DROP, CAPABILITIES = 24, 64
+
+
 def start() -> subprocess.Popen[str]:
+    """As somebody has it who isn't root, with a Ray as it comes."""
     environment = {**os.environ, "RAY_ADDRESS": "nobody.there:1"}  # which it has no use for
+    environment.pop("RAY_worker_niceness", None)
     command = [sys.executable, "-m", "jobs.quickstart"]
 
-    def listen() -> None:
-        """What a shell starts in the background ignores Ctrl-C, and so would this."""
+    def begin() -> None:
+        # What a shell starts in the background ignores Ctrl-C, and so would this.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        for right in range(CAPABILITIES):
+            LIBC.prctl(PR_CAPBSET_DROP, right, 0, 0, 0)
 
-    return subprocess.Popen(command, cwd=REPO, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=listen)
+    return subprocess.Popen(command, cwd=REPO, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=begin)
 
 
 def left(pid: int, started: list[psutil.Process]) -> list[str]:
