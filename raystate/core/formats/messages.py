@@ -8,80 +8,14 @@ Coordinator answers it with a `Lineage`, and each restore of the group with the 
 is `a<attempt>k<counter>`, unique per save try.
 """
 
-# ruff: noqa: F401 - each name is here for those who import it
-# pyright: reportUnusedImport=false
+# ruff: noqa: F403 - a kind of message is named where it is declared, and here no second time
 
 from __future__ import annotations
 
-from raystate.core.formats.commands import (
-    Advice,
-    Advise,
-    Answer,
-    Append,
-    BuildPackage,
-    CarryOut,
-    Command,
-    Copy,
-    Discard,
-    EndTrainers,
-    Finish,
-    Invalidate,
-    Log,
-    Proposal,
-    Superseded,
-    Write,
-)
-from raystate.core.formats.entries import Intent, LiveStep, LogEntry
-from raystate.core.formats.events import (
-    Appended,
-    AttemptDead,
-    CarriedOut,
-    Claimed,
-    DeleteAsked,
-    Event,
-    FlushAsked,
-    GivenUp,
-    HostDown,
-    HostReported,
-    Joined,
-    LeaveAsked,
-    Packaged,
-    Progress,
-    ReleaseAsked,
-    RestoreAsked,
-    RestoreTried,
-    StopAsked,
-    Tick,
-    TrainerExited,
-    Written,
-)
-from raystate.core.formats.names import (
-    NOWHERE,
-    Ask,
-    HostId,
-    Lineage,
-    SaveId,
-    SnapshotId,
-    Tier,
-    group_of,
-    lineage_order,
-    save_order,
-)
-from raystate.core.formats.replies import (
-    TIERS,
-    Failure,
-    FlushReply,
-    JoinReply,
-    LeaveReply,
-    Reply,
-    RestoreChoice,
-    RestoreSettled,
-)
-from raystate.core.formats.reports import (
-    HostSummary,
-    HostWord,
-    Staged,
-    TrainerSeen,
-    TrainerWord,
-)
-from raystate.core.formats.settings import Settings
+from raystate.core.formats.commands import *
+from raystate.core.formats.entries import *
+from raystate.core.formats.events import *
+from raystate.core.formats.names import *
+from raystate.core.formats.replies import *
+from raystate.core.formats.reports import *
+from raystate.core.formats.settings import *
