@@ -20,7 +20,7 @@ from raystate.arena.files import arena_path, default_root
 from raystate.arena.host import HostArena, TrainerState
 from raystate.arena.memory import format_bytes, parse_memory
 from raystate.arena.meta import ArenaMeta
-from raystate.arena.slot import Slot, SlotContent, SlotHeader
+from raystate.arena.slot import Slot, SlotContent
 from raystate.arena.slot_set import SlotSet, finished_sets
 from raystate.arena.sweep import sweep
 from raystate.arena.trainer import TrainerArena
@@ -35,7 +35,6 @@ __all__ = [
     "NodeMemory",
     "Slot",
     "SlotContent",
-    "SlotHeader",
     "SlotSet",
     "TrainerArena",
     "TrainerState",

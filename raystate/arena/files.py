@@ -10,11 +10,12 @@ import re
 import secrets
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from raystate.core.formats.codec import decode, plain
 from raystate.core.formats.errors import ConfigError, RaystateError
 
-FORMAT = 6  # of everything in an arena; another number is never adopted
+FORMAT = 7  # of everything in an arena; another number is never adopted
 PREFIX = "raystate-"
 PAGE_BYTES = 4096
 
@@ -31,6 +32,8 @@ HOST_CELL = "host.cell"
 _MAX_NAME_BYTES = 255  # Linux' limits, of a name and of a path
 MAX_ARENA_DIR_BYTES = 4095 - 255
 _OTHER_NAMES = 100  # of the folder of a user's arenas, where others have taken the first ones
+
+_Form = TypeVar("_Form")
 
 _NAME = re.compile(r"^[A-Za-z0-9_.-]+$")
 
@@ -152,8 +155,8 @@ def replace_file(path: Path, data: bytes) -> None:
         raise
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    replace_file(path, json.dumps(value, sort_keys=True).encode())
+def write_json(path: Path, value: Any) -> None:
+    replace_file(path, json.dumps(value, sort_keys=True, default=plain).encode())
 
 
 def open_regular(path: Path, flags: int) -> int:
@@ -193,6 +196,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def read_form(form: type[_Form], path: Path) -> _Form | None:
+    """What `write_json` wrote; None if the file is absent or says anything else."""
+    try:
+        return decode(form, read_json(path))
+    except ValueError:
+        return None
 
 
 def _foreign(path: Path) -> RaystateError:

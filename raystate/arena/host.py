@@ -112,7 +112,7 @@ class HostArena:
             )
             arena._adopt_or_empty(wanted)
             make_private_dir(path / LAYOUTS)
-            write_json(path / META, dataclasses.asdict(wanted))
+            write_json(path / META, wanted)
             arena.prune_layouts()  # of trainers that left while no HostActor was there
         except BaseException:
             arena.close()

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from raystate.arena.files import FORMAT, HOST_LOCK, META, make_private_dir, read_bytes, read_json
+from raystate.arena.files import FORMAT, HOST_LOCK, META, make_private_dir, read_bytes, read_form
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import ProcessMark
 from raystate.core.formats.errors import RaystateError
@@ -29,17 +29,7 @@ class ArenaMeta:
 
     @classmethod
     def read(cls, arena: Path) -> ArenaMeta | None:
-        raw = read_json(arena / META)
-        try:
-            meta = (
-                cls(**{**raw, "host": ProcessMark.from_json(raw["host"]), "node": ProcessMark.from_json(raw["node"])})
-                if raw
-                else None
-            )
-        except (KeyError, TypeError):  # another format's
-            return None
-        names = (meta.run, meta.storage, meta.node_id, meta.boot) if meta else ()
-        return meta if all(isinstance(name, str) for name in names) else None
+        return read_form(cls, arena / META)
 
 
 def lock_arena(path: Path, timeout_s: float) -> FileLock:

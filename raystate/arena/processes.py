@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,20 +15,6 @@ class ProcessMark:
     start_ticks: int  # since boot, from /proc; 0: could not be read
     boot: str  # kernel boot id
     namespace: str  # of process ids: the same number means another process in another container
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, raw: dict[str, Any] | None) -> ProcessMark | None:
-        """What `to_json` gave; None for anything else."""
-        try:
-            mark = cls(**raw) if raw else None
-        except TypeError:
-            return None
-        if mark is None or type(mark.pid) is not int or type(mark.start_ticks) is not int:
-            return None
-        return mark if isinstance(mark.boot, str) and isinstance(mark.namespace, str) else None
 
 
 def boot_id() -> str:

@@ -8,12 +8,11 @@ sees either a snapshot that was completed, or nothing.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,8 +21,9 @@ import numpy as np
 
 from raystate.arena.files import FORMAT, PAGE_BYTES, create_file, open_regular, page_ceil
 from raystate.checksum import Bytes, crc32c
+from raystate.core.formats.codec import dumps, loads
 from raystate.core.formats.errors import CapacityError, RaystateError
-from raystate.core.formats.names import SnapshotId
+from raystate.core.formats.reports import Staged
 
 Role = Literal["host", "trainer", "reader"]
 
@@ -34,33 +34,13 @@ _TOUCH_BYTES = 64 * 1024 * 1024  # per turn of a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotHeader:
-    """What a slot holds: one trainer's complete piece of one snapshot."""
-
-    lineage: str
-    step: int
-    rank: int
-    world: int
-    layout: str  # hash of the whole state's layout, equal on all ranks of a snapshot
-    promised: bool
-    again: int = 0
-    data_bytes: int
-    local: int = 0  # see core.reports.Staged
-
-    @property
-    def id(self) -> SnapshotId:
-        """The snapshot that it is a piece of."""
-        return SnapshotId(self.lineage, self.step, self.again)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotContent:
     """A complete snapshot as it lies in the slot. `data` is no copy: it is good until the slot is
     reused."""
 
-    header: SlotHeader
+    header: Staged
     table: bytes
-    data: Bytes  # (header.data_bytes,), read-only
+    data: Bytes  # (header.nbytes,), read-only
 
 
 class Slot:
@@ -93,7 +73,7 @@ class Slot:
 
     # ------------------------------------------------------------ everybody
 
-    def read_header(self) -> SlotHeader | None:
+    def read_header(self) -> Staged | None:
         """What the slot holds; None if it holds nothing complete. Cheap: one page."""
         found = _parse(self._page())
         return found[0] if found else None
@@ -105,14 +85,14 @@ class Slot:
         if found is None:
             return None
         header, table_len, table_crc = found
-        if table_len > self.table_capacity_bytes or header.data_bytes > self.data_capacity_bytes:
+        if table_len > self.table_capacity_bytes or header.nbytes > self.data_capacity_bytes:
             return None
         body = self._mapped()
         table = body[PAGE_BYTES : PAGE_BYTES + table_len].tobytes()
         if crc32c(table) != table_crc or self._page() != page:
             return None
         start = PAGE_BYTES + self.table_capacity_bytes
-        data = body[start : start + header.data_bytes]
+        data = body[start : start + header.nbytes]
         data.flags.writeable = False
         return SlotContent(header=header, table=table, data=data)
 
@@ -141,7 +121,7 @@ class Slot:
         start = PAGE_BYTES + self.table_capacity_bytes
         return self._mapped()[start : start + self.data_capacity_bytes]
 
-    def check(self, header: SlotHeader, table_bytes: int) -> None:
+    def check(self, header: Staged, table_bytes: int) -> None:
         """Whether `commit` with such a header and a table of `table_bytes` will fit. Ask before `begin`: the slot stays as it is.
 
         Raises:
@@ -149,7 +129,7 @@ class Slot:
         """
         for what, size, capacity in (
             ("table", table_bytes, self.table_capacity_bytes),
-            ("data", header.data_bytes, self.data_capacity_bytes),
+            ("data", header.nbytes, self.data_capacity_bytes),
             ("header", len(_to_json(header, _MAX_UINT64, _MAX_UINT64)), PAGE_BYTES - _PREFIX.size),
         ):
             if size > capacity:
@@ -162,7 +142,7 @@ class Slot:
                     limit=what,
                 )
 
-    def commit(self, header: SlotHeader, table: bytes) -> None:
+    def commit(self, header: Staged, table: bytes) -> None:
         """The data is in place: write the table, then the header, from which moment the slot holds this snapshot.
 
         Raises:
@@ -246,7 +226,7 @@ def _closed(mapping: mmap.mmap) -> bool:
     return True
 
 
-def _parse(page: bytes) -> tuple[SlotHeader, int, int] | None:
+def _parse(page: bytes) -> tuple[Staged, int, int] | None:
     magic, version, length, crc = _PREFIX.unpack_from(page)
     if magic != _MAGIC or version != FORMAT or length > PAGE_BYTES - _PREFIX.size:
         return None
@@ -254,15 +234,13 @@ def _parse(page: bytes) -> tuple[SlotHeader, int, int] | None:
     if _crc(text) != crc:
         return None
     try:
-        raw = json.loads(text)
-        table_len, table_crc = raw.pop("table_len"), raw.pop("table_crc32c")
-        return SlotHeader(**raw), int(table_len), int(table_crc)
-    except (ValueError, TypeError, KeyError, AttributeError):  # whole, but not a header of this version
+        return loads(tuple[Staged, int, int], text)
+    except ValueError:  # whole, but not a header of this version
         return None
 
 
-def _to_json(header: SlotHeader, table_len: int, table_crc: int) -> bytes:
-    return json.dumps({**asdict(header), "table_len": table_len, "table_crc32c": table_crc}).encode()
+def _to_json(header: Staged, table_len: int, table_crc: int) -> bytes:
+    return dumps((header, table_len, table_crc))
 
 
 def _crc(text: bytes) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import mmap
 import os
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from raystate.arena.files import (
     TRAINER_LOCK_PREFIX,
     create_file,
     is_private_dir,
+    read_form,
     read_json,
     write_json,
 )
@@ -34,6 +34,7 @@ from raystate.arena.locks import FileLock
 from raystate.arena.processes import ProcessMark
 from raystate.arena.slot import Role, Slot, fill_slot_file
 from raystate.arena.word import WordCell
+from raystate.core.formats.codec import dumps
 from raystate.core.formats.errors import RaystateError
 from raystate.in_threads import map_in_threads
 
@@ -50,24 +51,17 @@ class SetInfo:
     trainer: str  # the incarnation it was allotted to; "": no trainer has it
     owner: ProcessMark | None = None  # that trainer's process, if the request named it
     copies_of: int = -1  # the rank whose pieces are copied into it from other hosts; -1: it is a trainer's
+    format: int = FORMAT
 
     def write(self, path: Path) -> None:
-        names = ("index", "slots", "data_bytes", "table_bytes", "buffer_bytes", "trainer", "copies_of")
-        raw = {name: getattr(self, name) for name in names}
-        write_json(path / SET_META, {**raw, "owner": self.owner and self.owner.to_json(), "format": FORMAT})
+        write_json(path / SET_META, self)
 
     @classmethod
     def read(cls, path: Path) -> SetInfo | None:
-        raw = read_json(path / SET_META)
-        if raw is None or raw.pop("format", None) != FORMAT:
+        info = read_form(cls, path / SET_META)
+        if info is None or info.format != FORMAT:
             return None
-        try:
-            info = cls(**{**raw, "owner": ProcessMark.from_json(raw.get("owner"))})
-        except TypeError:  # not what `write` writes
-            return None
-        numbers = (info.index, info.slots, info.data_bytes, info.table_bytes, info.buffer_bytes)
-        sound = all(type(number) is int and number >= 0 for number in numbers) and type(info.copies_of) is int
-        return info if sound and isinstance(info.trainer, str) else None
+        return info if min(info.index, info.slots, info.data_bytes, info.table_bytes, info.buffer_bytes) >= 0 else None
 
 
 class SlotSet:
@@ -176,7 +170,7 @@ def trainer_locks(path: Path) -> list[Path]:
 
 def attach_note(trainer: str, mark: ProcessMark) -> bytes:
     """What a trainer leaves in its lock file: an empty one was never taken."""
-    return json.dumps({"trainer": trainer, "process": mark.to_json()}).encode()
+    return dumps({"trainer": trainer, "process": mark})
 
 
 def read_note(path: Path) -> dict[str, Any] | None:

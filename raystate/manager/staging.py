@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 
 from raystate import fault_points
-from raystate.arena import Slot, SlotHeader
+from raystate.arena import Slot
 from raystate.arrays import Described, HeldState, PackedItems, Spare, copy, flatten_trees, hold
 from raystate.core.formats.local_values import digest, local_checksums
-from raystate.core.formats.messages import SnapshotId
+from raystate.core.formats.messages import SnapshotId, Staged
 from raystate.core.formats.tree import SlotTable
 from raystate.manager.session import Session
 from raystate.restored import STATE
@@ -112,7 +112,7 @@ def stage(kept: StepCopy, session: Session, *, compared: bool) -> None:
         metrics={name: float(np.asarray(value)) for name, value in kept.metrics.items()},
         custom=kept.table.custom,
     )
-    header = SlotHeader(
+    header = Staged(
         lineage=snapshot.lineage,
         step=snapshot.step,
         again=snapshot.again,
@@ -120,7 +120,7 @@ def stage(kept: StepCopy, session: Session, *, compared: bool) -> None:
         world=session.world,
         layout=plan.layout_hash,
         promised=kept.promised,
-        data_bytes=plan.layout.data_bytes,
+        nbytes=plan.layout.data_bytes,
         local=digest(local_checksums(plan.layout, table)) if compared else 0,
     )
     slot.commit(header, table.to_bytes())

@@ -34,7 +34,6 @@ from raystate.core.formats.messages import HostId
 from raystate.core.formats.tree import Layout, SlotTable
 from raystate.runtime.parts import PieceHead
 from raystate.runtime.priority import give_way
-from raystate.runtime.slot_store import header_of
 from raystate.waits import AT_ONCE_S, PEER_CALL_S, TRANSFER_S
 
 logger = logging.getLogger("raystate.host")
@@ -103,7 +102,7 @@ class Copier:
             transfer.fill = command
         elif isinstance(command, CommitCopy):
             assert transfer.slot is not None and transfer.head is not None
-            transfer.slot.commit(header_of(transfer.head.content), transfer.head.table)
+            transfer.slot.commit(transfer.head.content, transfer.head.table)
         else:
             logger.debug("no copy of step %d: %s", transfer.order.snapshot.step, command.reason)
 
@@ -144,15 +143,15 @@ class Copier:
             self._arena.let_go_layout(ref)
 
     def _fetch(self, number: int, transfer: _Bringing, head: PieceHead, deadline_s: float) -> None:
-        held = find_copies(self._arena.sets, transfer.order.rank, data_bytes=head.data_bytes, table_bytes=len(head.table))
+        held = find_copies(self._arena.sets, transfer.order.rank, data_bytes=head.content.nbytes, table_bytes=len(head.table))
         made = held is None
         if held is None:
             held = self._arena.make_copies(
                 transfer.order.rank,
-                data_bytes=head.slot_data_bytes,
-                table_bytes=head.slot_table_bytes,
-                buffer_bytes=head.buffer_bytes,
-                slots=head.slots,
+                data_bytes=head.held.data_bytes,
+                table_bytes=head.held.table_bytes,
+                buffer_bytes=head.held.buffer_bytes,
+                slots=head.held.slots,
             )
         with self._lock:
             if made:
@@ -163,17 +162,17 @@ class Copier:
             if fill is None:
                 return  # it was dropped
             slot = transfer.slot = _open_slot(held, fill.place.slot)
-            slot.check(header_of(head.content), len(head.table))
+            slot.check(head.content, len(head.table))
             slot.begin()
         self._fill(transfer, slot, head, deadline_s)
         self._feed(CopyFilled(transfer=number, content=head.content))
 
     def _fill(self, transfer: _Bringing, slot: Slot, head: PieceHead, deadline_s: float) -> None:
         data = slot.data_mut
-        for start in range(0, head.data_bytes, CHUNK_BYTES):
+        for start in range(0, head.content.nbytes, CHUNK_BYTES):
             if self._stopping or time.monotonic() > deadline_s:
                 raise RaystateError("this HostActor ends" if self._stopping else f"it took longer than {TRANSFER_S:g} s")
-            size = min(CHUNK_BYTES, head.data_bytes - start)
+            size = min(CHUNK_BYTES, head.content.nbytes - start)
             chunk = self._call(transfer, "piece_chunk", {"start": start, "size": size})
             if chunk.nbytes != size:
                 raise CorruptCheckpointError(f"{chunk.nbytes} bytes came instead of {size}")

@@ -7,8 +7,6 @@ the kernel closes a dead process's socket at once, so neither side has to poll f
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import logging
 import os
 import select
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from raystate.arena.files import remove_entry
+from raystate.core.formats.codec import dumps, loads
 from raystate.core.formats.errors import BarrierTimeoutError
 from raystate.waits import AGAIN_S, CONNECT_S, SOON_S
 
@@ -48,17 +47,14 @@ class Hello:
     set_index: int = -1
 
     def to_line(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
+        return dumps(self) + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Hello | None:
         """What `to_line` gave; None for anything else."""
         try:
-            hello = cls(**json.loads(line))
-        except (ValueError, TypeError, RecursionError):
-            return None
-        numbers, names = (hello.rank, hello.world, hello.set_index), (hello.lineage, hello.incarnation)
-        if not all(type(number) is int for number in numbers) or not all(type(name) is str for name in names):
+            hello = loads(cls, line)
+        except ValueError:
             return None
         return hello if 0 <= hello.rank < hello.world and hello.set_index >= -1 else None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raystate.arena.slot_set import SetInfo
 from raystate.core.formats.messages import HostId, Staged
 from raystate.core.formats.tree import DataObject, SlotTable, TreeSpec
 
@@ -38,13 +39,9 @@ class PieceBoxes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceHead:
-    """All of one rank's piece but its array bytes, and how large its slots are: what another host needs to begin a copy."""
+    """All of one rank's piece but its array bytes, and the set of slots it lies in: what another host needs to begin a copy."""
 
     content: Staged
     layout: bytes
     table: bytes
-    data_bytes: int  # of the piece
-    slot_data_bytes: int  # of a slot
-    slot_table_bytes: int
-    buffer_bytes: int
-    slots: int
+    held: SetInfo

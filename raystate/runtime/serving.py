@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from raystate.arena import HostArena, Slot, SlotContent, SlotSet
+from raystate.arena import HostArena, SlotContent, SlotSet
 from raystate.checksum import crc32c
 from raystate.core.formats.boxes import Box, Index, slices
 from raystate.core.formats.errors import StepNotFoundError
@@ -20,7 +20,7 @@ from raystate.core.formats.host_messages import HoldAsked, HoldEnded, HostEvent,
 from raystate.core.formats.messages import HostId, SnapshotId
 from raystate.core.formats.tree import Layout, SlotTable
 from raystate.runtime.parts import PieceBoxes, PieceHead
-from raystate.runtime.slot_store import SlotStore, staged_in
+from raystate.runtime.slot_store import SlotStore
 
 REMEMBERED = 16  # pieces of snapshots: their layouts, and which of their arrays are intact
 
@@ -68,7 +68,7 @@ class Serving:
         self._parts: dict[tuple[SnapshotId, int], _Parts] = {}  # of what was asked for last
 
     @contextlib.contextmanager
-    def _holding(self, *, lineage: str, step: int, again: int, rank: int) -> Iterator[tuple[Slot, SlotSet, SlotContent]]:
+    def _holding(self, *, lineage: str, step: int, again: int, rank: int) -> Iterator[tuple[SlotSet, SlotContent]]:
         """The slot with one rank's piece of a snapshot. StepNotFoundError if it isn't here."""
         reader = secrets.token_hex(8)
         with self._lock:
@@ -80,30 +80,19 @@ class Serving:
                 raise StepNotFoundError(
                     f"host {self._host[:8]} does not hold rank {rank} of step {step}", step=step, host=self._host, rank=rank
                 )
-            yield *found[0], content
+            yield found[0][1], content
         finally:
             with self._lock:
                 self._feed(HoldEnded(reader=reader))
 
     def piece_head(self, **piece: Any) -> PieceHead:
         """All of a piece but its array bytes, for another host that copies it."""
-        with self._holding(**piece) as (slot, held, content):
-            staged = staged_in(slot)
-            assert staged is not None, "it is held"
-            return PieceHead(
-                content=staged,
-                layout=self._layout(content),
-                table=content.table,
-                data_bytes=content.header.data_bytes,
-                slot_data_bytes=held.info.data_bytes,
-                slot_table_bytes=held.info.table_bytes,
-                buffer_bytes=held.info.buffer_bytes,
-                slots=held.info.slots,
-            )
+        with self._holding(**piece) as (held, content):
+            return PieceHead(content=content.header, layout=self._layout(content), table=content.table, held=held.info)
 
     def piece_chunk(self, *, start: int, size: int, **piece: Any) -> np.ndarray:
         """Some of a piece's array bytes: uint8."""
-        with self._holding(**piece) as (_, _, content):
+        with self._holding(**piece) as (_, content):
             return np.array(content.data[start : start + size])
 
     def piece_boxes(self, *, boxes: Sequence[tuple[int, Index, Index]], **piece: Any) -> PieceBoxes:
@@ -112,7 +101,7 @@ class Serving:
         Args:
             boxes: each (index into the layout's pieces, start, shape), in elements, relative to the piece of the layout.
         """
-        with self._holding(**piece) as (_, _, content):
+        with self._holding(**piece) as (_, content):
             parts = self._parts_of(content)
             found = [parts.box(content.data, index, Box(start, shape)) for index, start, shape in boxes]
             there = [one for one in found if one is not None]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
 
-from raystate.arena import HostArena, Slot, SlotHeader, SlotSet
-from raystate.arena.files import read_json, write_json
+from raystate.arena import HostArena, Slot, SlotSet
+from raystate.arena.files import read_form, write_json
 from raystate.arena.layouts import has_layout, named_by
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.host_messages import Empty, Place, Remember, SetFound, SetRead, Speak
-from raystate.core.formats.messages import Advice, Failure, Invalidate, Proposal, SnapshotId, Staged, TrainerWord
+from raystate.core.formats.messages import Staged, TrainerWord
 from raystate.core.formats.words import host_word_from_json, host_word_to_json, trainer_word_from_json
 
 logger = logging.getLogger("raystate.host")
@@ -125,7 +123,7 @@ class SlotStore:
         """Write down what has to outlive this HostActor; where there is no room, later: its other
         decisions must not wait. Killed before there is room, it recalls what was true before."""
         try:
-            write_json(self._memory_path, dataclasses.asdict(memory))
+            write_json(self._memory_path, memory)
         except (OSError, RaystateError) as error:
             if self._to_remember is None:
                 logger.warning("this HostActor can't write what its successor needs to %s: %s", self._memory_path, error)
@@ -135,15 +133,7 @@ class SlotStore:
 
     def recall(self) -> Remember:
         """What an earlier HostActor of this arena remembered."""
-        try:
-            raw = read_json(self._memory_path)
-            if raw is None:
-                return Remember()
-            return Remember(
-                base=_base(raw["base"]) if raw["base"] else None, advice=_advice(raw["advice"]) if raw["advice"] else None
-            )
-        except (OSError, ValueError, TypeError, KeyError):
-            return Remember()
+        return read_form(Remember, self._memory_path) or Remember()
 
     @property
     def _memory_path(self) -> Path:
@@ -151,53 +141,5 @@ class SlotStore:
 
 
 def _contents(held: SlotSet) -> tuple[Staged | None, ...]:
-    return tuple(staged_in(slot) for slot in held.slots)
-
-
-def header_of(content: Staged) -> SlotHeader:
-    """The header of a slot that holds this: what `staged_in` reads."""
-    return SlotHeader(
-        lineage=content.lineage,
-        step=content.step,
-        again=content.again,
-        rank=content.rank,
-        world=content.world,
-        layout=content.layout,
-        promised=content.promised,
-        data_bytes=content.nbytes,
-        local=content.local,
-    )
-
-
-def staged_in(slot: Slot) -> Staged | None:
-    """What a slot holds; None: nothing complete."""
-    content = slot.read()
-    if content is None:
-        return None
-    header = content.header
-    return Staged(
-        rank=header.rank,
-        world=header.world,
-        lineage=header.lineage,
-        step=header.step,
-        again=header.again,
-        layout=header.layout,
-        promised=header.promised,
-        nbytes=header.data_bytes,
-        local=header.local,
-    )
-
-
-def _base(raw: dict[str, Any]) -> Invalidate:
-    return Invalidate(**{**raw, "older": tuple((lineage, step) for lineage, step in raw["older"])})
-
-
-def _advice(raw: dict[str, object]) -> Advice:
-    fields = dict(raw)
-    for name in ("stable", "save_errors"):
-        fields[name] = tuple(fields[name])  # type: ignore[arg-type]
-    fields["dead"] = tuple(tuple(one) for one in fields["dead"])  # type: ignore[union-attr]
-    fields["keep"] = tuple(SnapshotId(*one) for one in fields["keep"])  # type: ignore[union-attr]
-    for name, kind in (("proposal", Proposal), ("failure", Failure)):
-        fields[name] = kind(**fields[name]) if fields[name] else None  # type: ignore[arg-type]
-    return Advice(**fields)  # type: ignore[arg-type]
+    """What its slots hold; None: nothing complete."""
+    return tuple(content.header if content else None for content in [slot.read() for slot in held.slots])

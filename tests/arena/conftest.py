@@ -51,6 +51,7 @@ def child() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
     def start(script: str, *args: object) -> subprocess.Popen[bytes]:
         prelude = "import sys, os, time\nimport numpy as np\nfrom raystate.arena import *\n"
+        prelude += "from raystate.core.formats.messages import Staged\n"
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         process = subprocess.Popen(
             [sys.executable, "-c", prelude + script, *map(str, args)],

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from raystate.arena import HostArena, SlotHeader, TrainerArena, slot_set
+from raystate.arena import HostArena, TrainerArena, slot_set
 from raystate.arena import host as arena_host
 from raystate.core.formats.commands import Invalidate
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.host_messages import Remember, RemoveSet
-from raystate.core.formats.messages import Advice, Event, HostId, HostReported, TrainerWord
+from raystate.core.formats.messages import Advice, Event, HostId, HostReported, Staged, TrainerWord
 from raystate.core.formats.words import trainer_word_to_json
 from raystate.runtime import slot_store
 from raystate.runtime.doorbell import Hello
@@ -229,7 +229,7 @@ def test_replaced_slots_are_handed_on_where_there_is_no_room_for_others(node: No
     old = TrainerArena.attach(Path(path), trainer="one")
     node.loop.meet(1, os.getpid(), Hello(incarnation="one", rank=0, world=2, lineage=LINEAGE, set_index=index))
     old.slots[0].begin()
-    old.slots[0].commit(SlotHeader(lineage=LINEAGE, step=1, rank=0, world=2, layout="l", promised=True, data_bytes=5000), b"")
+    old.slots[0].commit(Staged(lineage=LINEAGE, step=1, rank=0, world=2, layout="l", promised=True, nbytes=5000), b"")
     old.trainer_cell.write(trainer_word_to_json(TrainerWord(lineage=LINEAGE, rank=0, world=2, newest_step=1)))
     node.loop.turn()
     larger, _ = node.loop.allot(incarnation="one", **{**REQUEST, "data_bytes": 50_000})

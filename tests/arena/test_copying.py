@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raystate.arena import HostArena, SlotHeader, TrainerArena, crc32c
+from raystate.arena import HostArena, TrainerArena, crc32c
 from raystate.arena.layouts import put_layout
 from raystate.core.formats.errors import CapacityError, StepNotFoundError
-from raystate.core.formats.messages import Advice, Copy, Event, HostId, HostReported, Invalidate, TrainerWord
+from raystate.core.formats.messages import Advice, Copy, Event, HostId, HostReported, Invalidate, Staged, TrainerWord
 from raystate.core.formats.tree import ArraySpec, Layout, LeafSpec, Piece, SlotTable, TreeSpec
 from raystate.core.formats.words import trainer_word_to_json
 from raystate.runtime import copying
@@ -101,7 +101,7 @@ class Pair:
         slot = self.trainer.slots[(step - 1) % 3]
         slot.begin()
         slot.data_mut[:SIZE] = self.bytes
-        header = SlotHeader(lineage=LINE, step=step, rank=0, world=1, layout="l", promised=False, data_bytes=SIZE)
+        header = Staged(lineage=LINE, step=step, rank=0, world=1, layout="l", promised=False, nbytes=SIZE)
         slot.commit(header, SlotTable(layout_ref=ref, crc32c=(crc32c(self.bytes),)).to_bytes())
         word = TrainerWord(lineage=LINE, rank=0, world=1, number=step, newest_step=step, done=(0, 0, 0))
         self.trainer.trainer_cell.write(trainer_word_to_json(word))

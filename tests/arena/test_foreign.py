@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from raystate.arena import HostArena, SlotHeader, SlotSet, TrainerArena, arena_path, default_root, sweep
+from raystate.arena import HostArena, SlotSet, TrainerArena, arena_path, default_root, sweep
 from raystate.arena.capacity import all_arenas, arena_bytes
 from raystate.arena.files import MAX_ARENA_DIR_BYTES
 from raystate.arena.locks import FileLock
 from raystate.arena.slot_set import read_note, trainer_lock
 from raystate.config import StateConfig
 from raystate.core.formats.errors import ConfigError, RaystateError
+from raystate.core.formats.messages import Staged
 from tests.arena.conftest import NODE
 from tests.arena.sets import remove_gone
 
@@ -93,7 +94,7 @@ def stage(path: Path) -> str:
     with TrainerArena.attach(path, trainer="t1") as trainer:
         ref = trainer.put_layout(b"layout")
         trainer.slots[0].begin()
-        header = SlotHeader(lineage="1.1.a", step=1, rank=0, world=1, layout="l", promised=False, data_bytes=8192)
+        header = Staged(lineage="1.1.a", step=1, rank=0, world=1, layout="l", promised=False, nbytes=8192)
         trainer.slots[0].commit(header, b"")
         return ref
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from raystate.arena import HostArena, SlotHeader, SlotSet, TrainerArena, arena_path, default_root
+from raystate.arena import HostArena, SlotSet, TrainerArena, arena_path, default_root
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import is_gone, mark_process
 from raystate.arena.word import CELL_BYTES
 from raystate.core.formats.errors import CapacityError, ConfigError, RaystateError
+from raystate.core.formats.messages import Staged
 from raystate.core.formats.words import MAX_SLOTS
 from tests.arena.sets import remove_gone
 
@@ -29,7 +30,7 @@ def stage(path: Path, trainer: str, step: int, rank: int = 0) -> None:
     with TrainerArena.attach(path, trainer=trainer) as arena:
         arena.slots[0].begin()
         arena.slots[0].data_mut[:] = step
-        header = SlotHeader(lineage="1.1.a", step=step, rank=rank, world=2, layout="l", promised=False, data_bytes=8192)
+        header = Staged(lineage="1.1.a", step=step, rank=rank, world=2, layout="l", promised=False, nbytes=8192)
         arena.slots[0].commit(header, b"")
         arena.trainer_cell.write(b"staged")
 
@@ -145,7 +146,7 @@ def test_a_trainer_that_grows_keeps_its_old_set_until_it_detaches(open_host: Ope
     with TrainerArena.attach(small.path, trainer="t1") as old:
         old.slots[0].begin()
         old.slots[0].data_mut[:] = 5
-        old.slots[0].commit(SlotHeader(lineage="l", step=5, rank=0, world=1, layout="", promised=True, data_bytes=8192), b"table")
+        old.slots[0].commit(Staged(lineage="l", step=5, rank=0, world=1, layout="", promised=True, nbytes=8192), b"table")
         large = host.allot(trainer="t1", data_bytes=81920, table_bytes=100)
         assert large is not small and host.allot(trainer="t1", data_bytes=81920, table_bytes=100) is large
         with TrainerArena.attach(large.path, trainer="t1") as new:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from raystate.arena import HostArena, SlotHeader, SlotSet, TrainerArena, arena_path
+from raystate.arena import HostArena, SlotSet, TrainerArena, arena_path
 from raystate.arena import layouts as module
 from raystate.arena.locks import FileLock
 from raystate.arena.trainer import MARKED_LAYOUTS
 from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
+from raystate.core.formats.messages import Staged
 from raystate.core.formats.tree import SlotTable
 from tests.arena.conftest import NODE
 from tests.arena.sets import remove_gone
@@ -31,7 +32,7 @@ def table(ref: str) -> bytes:
 
 def commit(trainer: TrainerArena, ref: str, slot: int = 0) -> None:
     trainer.slots[slot].begin()
-    header = SlotHeader(lineage="1.1.a", step=1, rank=0, world=1, layout="l", promised=False, data_bytes=0)
+    header = Staged(lineage="1.1.a", step=1, rank=0, world=1, layout="l", promised=False, nbytes=0)
     trainer.slots[slot].commit(header, table(ref))
 
 
@@ -149,7 +150,7 @@ def test_a_slot_with_a_table_of_another_kind_names_nothing(host: HostArena, held
         ref = trainer.put_layout(b"one")
         for number, content in enumerate((b"", b"[1]", b'{"layout_ref":"x"}')):
             trainer.slots[number].begin()
-            header = SlotHeader(lineage="1.1.a", step=1, rank=0, world=1, layout="l", promised=False, data_bytes=0)
+            header = Staged(lineage="1.1.a", step=1, rank=0, world=1, layout="l", promised=False, nbytes=0)
             trainer.slots[number].commit(header, content)
         assert host.prune_layouts() == []
     assert host.prune_layouts() == [ref]
@@ -201,7 +202,7 @@ with TrainerArena.attach(sys.argv[1], trainer="t1") as trainer:
         slot = trainer.slots[number % len(trainer.slots)]
         slot.begin()
         slot.commit(
-            SlotHeader(lineage="1.1.a", step=number, rank=0, world=1, layout="l", promised=False, data_bytes=0),
+            Staged(lineage="1.1.a", step=number, rank=0, world=1, layout="l", promised=False, nbytes=0),
             SlotTable(layout_ref=ref, crc32c=()).to_bytes(),
         )
         if number == 100:

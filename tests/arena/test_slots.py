@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raystate.arena import HostArena, SlotHeader, SlotSet, TrainerArena
+from raystate.arena import HostArena, SlotSet, TrainerArena
 from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
+from raystate.core.formats.messages import Staged
 
-HEADER = SlotHeader(lineage="1.1.abc", step=7, rank=0, world=2, layout="1234", promised=True, data_bytes=10_000)
+HEADER = Staged(lineage="1.1.abc", step=7, rank=0, world=2, layout="1234", promised=True, nbytes=10_000)
 OpenHost = Callable[..., HostArena]
 
 
@@ -21,8 +22,8 @@ def pattern(size: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
-def fill(arena: TrainerArena, index: int, header: SlotHeader = HEADER, table: bytes = b"table") -> np.ndarray:
-    slot, data = arena.slots[index], pattern(header.data_bytes, header.step)
+def fill(arena: TrainerArena, index: int, header: Staged = HEADER, table: bytes = b"table") -> np.ndarray:
+    slot, data = arena.slots[index], pattern(header.nbytes, header.step)
     slot.begin()
     slot.data_mut[: data.size] = data
     slot.commit(header, table)
@@ -89,7 +90,7 @@ def test_only_the_trainer_writes_and_only_host_and_trainer_invalidate(pair: tupl
 
 def test_what_does_not_fit_the_slot_is_refused_and_leaves_it_empty(pair: tuple[SlotSet, TrainerArena]):
     held, trainer = pair
-    for header, table, what in ((HEADER, b"x" * 5000, "table"), (replace(HEADER, data_bytes=20_000), b"", "data")):
+    for header, table, what in ((HEADER, b"x" * 5000, "table"), (replace(HEADER, nbytes=20_000), b"", "data")):
         trainer.slots[0].begin()
         with pytest.raises(CapacityError, match=f"step 7 of rank 0: the {what} has .* bytes, its slot has room for"):
             trainer.slots[0].commit(header, table)
@@ -106,7 +107,7 @@ def test_what_fits_is_known_before_a_slot_is_touched(pair: tuple[SlotSet, Traine
     slot.check(HEADER, 4096)
     for header, table_bytes, limit, needed in (
         (HEADER, 4097, "table", 4097),
-        (replace(HEADER, data_bytes=12_289), 0, "data", 12_289),
+        (replace(HEADER, nbytes=12_289), 0, "data", 12_289),
         (replace(HEADER, lineage="x" * 4096), 0, "header", None),
     ):
         with pytest.raises(CapacityError) as caught:
@@ -120,8 +121,8 @@ def test_what_fits_is_known_before_a_slot_is_touched(pair: tuple[SlotSet, Traine
 def test_a_header_of_the_largest_numbers_and_a_lineage_of_a_thousand_characters_fits(pair: tuple[SlotSet, TrainerArena]):
     held, trainer = pair
     large = 2**63
-    header = SlotHeader(
-        lineage=f"{large}.{large}.{'f' * 1000}", step=large, rank=large, world=large, layout="f" * 64, promised=False, data_bytes=8
+    header = Staged(
+        lineage=f"{large}.{large}.{'f' * 1000}", step=large, rank=large, world=large, layout="f" * 64, promised=False, nbytes=8
     )
     fill(trainer, 0, header)
     assert held.slots[0].read_header() == header
@@ -194,7 +195,7 @@ _DIES_MID_COPY = """
 arena = TrainerArena.attach(sys.argv[1], trainer="t1")
 slot = arena.slots[0]
 slot.begin(); slot.data_mut[:] = 1
-slot.commit(SlotHeader(lineage="1.1.abc", step=1, rank=0, world=1, layout="l", promised=False, data_bytes=10_000), b"good")
+slot.commit(Staged(lineage="1.1.abc", step=1, rank=0, world=1, layout="l", promised=False, nbytes=10_000), b"good")
 arena.trainer_cell.write(b"staged 1")
 slot = arena.slots[1]
 slot.begin()

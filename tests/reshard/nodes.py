@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raystate.arena import HostArena, SlotHeader, TrainerArena
+from raystate.arena import HostArena, TrainerArena
 from raystate.arena.layouts import layout_name, put_layout
 from raystate.config import StateConfig
 from raystate.core.formats.errors import RaystateError
-from raystate.core.formats.messages import Copy, HostId, RestoreChoice, TrainerWord
+from raystate.core.formats.messages import Copy, HostId, RestoreChoice, Staged, TrainerWord
 from raystate.core.formats.tree import Layout, SlotTable
 from raystate.core.formats.words import trainer_word_to_json
 from raystate.inspection import open_step
@@ -97,8 +97,8 @@ class Nodes:
         slot.begin()
         slot.data_mut[:size] = share.data
         shape = Layout.from_bytes(share.layout).global_hash()
-        header = SlotHeader(
-            lineage=LINE, step=STEP, rank=rank, world=self.world, layout=shape, promised=False, data_bytes=size
+        header = Staged(
+            lineage=LINE, step=STEP, rank=rank, world=self.world, layout=shape, promised=False, nbytes=size
         )  # fmt: skip
         slot.commit(header, share.table)
         word = TrainerWord(lineage=LINE, rank=rank, world=self.world, number=1, newest_step=STEP, done=(0, 0, 0))

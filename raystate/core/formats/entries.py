@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from raystate.core.formats.codec import decode
 from raystate.core.formats.names import SnapshotId
 from raystate.core.formats.sealed import seal, unseal
 
@@ -135,10 +136,8 @@ class Base:
         raw = _unsealed(data)
         if (expected := _base_name(raw["seq"], data)) != name:
             raise ValueError(f"it is the base {expected}")
-        return cls(
-            name=name, live=_live(raw["live"]), intents=_intents(raw["intents"]), before=raw["before"],
-            retired=_facts(raw["retired"]), given_up=_facts(raw["given_up"]),
-        )  # fmt: skip
+        fields = ("live", "intents", "before", "retired", "given_up")
+        return decode(cls, {"name": name, **{field: raw[field] for field in fields}})
 
 
 def own_commits(entry: LogEntry | WrittenEntry) -> list[Intent]:
@@ -196,12 +195,8 @@ class WrittenEntry:
 
     @classmethod
     def parse(cls, data: bytes) -> WrittenEntry:
-        """Raises OtherFormatError; ValueError, KeyError or TypeError if it is not what was written, bit for bit."""
-        raw = _unsealed(data)
-        raw.update(live=_live(raw["live"]), intents=_intents(raw["intents"]))
-        raw.update(retired=_facts(raw["retired"]), given_up=_facts(raw["given_up"]))
-        raw.update(gone=tuple(raw["gone"]), closed=tuple(tuple(key) for key in raw["closed"]))
-        return cls(**raw)
+        """Raises OtherFormatError; ValueError or KeyError if it is not what was written, bit for bit."""
+        return decode(cls, _unsealed(data))
 
     def entry(self, base: Base) -> LogEntry:
         """The whole entry. Raises ValueError if it is another base that it names."""
@@ -312,16 +307,6 @@ def _plain(one: LiveStep | Intent) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value or name not in _EMPTY_BY_DEFAULT}
 
 
-def _live(raw: list[dict[str, Any]]) -> tuple[LiveStep, ...]:
-    return tuple(LiveStep(**one) for one in raw)
-
-
-def _intents(raw: list[dict[str, Any]]) -> tuple[Intent, ...]:
-    for one in raw:
-        one["carriers"] = tuple(one.get("carriers", ()))
-    return tuple(Intent(**one) for one in raw)
-
-
 def newest_facts(known: Iterable[Fact], new: Iterable[Fact]) -> tuple[Fact, ...]:
     """Those of the newest saves, oldest first, each save once."""
     facts = {one.snapshot: one for one in (*known, *new)}
@@ -331,10 +316,6 @@ def newest_facts(known: Iterable[Fact], new: Iterable[Fact]) -> tuple[Fact, ...]
 def _new_facts(now: Iterable[Fact], before: Collection[Fact]) -> list[Fact]:
     known = set(before)
     return [one for one in now if one not in known]
-
-
-def _facts(raw: list[Any]) -> tuple[Fact, ...]:
-    return tuple(Fact(SnapshotId(*snapshot), why) for snapshot, why in raw)
 
 
 def _unsealed(data: bytes) -> dict[str, Any]:

@@ -7,12 +7,14 @@ import re
 import zlib
 from typing import Any
 
+from raystate.core.formats.codec import plain
+
 _SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}\Z')
 
 
 def seal(document: dict[str, Any]) -> bytes:
     """The document as JSON, keys sorted, with a last field `crc32`: of all bytes before it, as 8 hexadecimal digits (zlib's)."""
-    body = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()[:-1]
+    body = json.dumps(document, sort_keys=True, separators=(",", ":"), default=plain).encode()[:-1]
     return body + b',"crc32":"%08x"}' % zlib.crc32(body)
 
 

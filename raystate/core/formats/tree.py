@@ -6,15 +6,14 @@ A `Piece` is a box of one of its arrays that one process holds: `start` and `sha
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from raystate.core.formats.codec import decode, dumps, loads, plain
 from raystate.core.formats.sealed import seal, unseal
 
 PathKey = str | int  # a dict key or a sequence index
@@ -93,18 +92,6 @@ class TreeSpec:
         """Those of its scalar and string leaves, in order: the inverse of `with_values`."""
         return [leaf.value for leaf in self.leaves if leaf.kind in ("scalar", "string")]
 
-    def to_json(self) -> dict[str, Any]:
-        """For a layout's JSON. There may be ten thousand leaves, and `dataclasses.asdict` takes 0.1 ms for each."""
-        arrays: dict[int, dict[str, Any]] = {}  # most leaves share their ArraySpec with others
-        leaves = [_leaf_to_json(leaf, arrays) for leaf in self.leaves]
-        return {"item": self.item, "leaves": leaves, "zstd_level": self.zstd_level, "file_bytes": self.file_bytes}
-
-    @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> TreeSpec:
-        """The inverse of `to_json`."""
-        fields: dict[str, Any] = {**raw, "leaves": tuple(map(_leaf_from_json, raw["leaves"]))}
-        return cls(**fields)
-
 
 def nest(leaves: Sequence[LeafSpec], values: Sequence[Any]) -> Any:
     """Nested dicts and lists by the leaves' paths, with one value for each; a list with gaps, which others wrote, has None in them."""
@@ -132,27 +119,7 @@ def _settle(node: Any) -> Any:
     return children
 
 
-def _leaf_to_json(leaf: LeafSpec, arrays: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    array, fields = leaf.array, None
-    if array is not None and (fields := arrays.get(id(array))) is None:
-        fields = arrays[id(array)] = {name: getattr(array, name) for name in _ARRAY_FIELDS}
-    return {"path": leaf.path, "kind": leaf.kind, "array": fields, "value": leaf.value}
-
-
-_ARRAY_FIELDS = tuple(field.name for field in dataclasses.fields(ArraySpec))
-
-
-def _leaf_from_json(raw: dict[str, Any]) -> LeafSpec:
-    array: ArraySpec | None = None
-    fields: dict[str, Any] | None = raw["array"]
-    if fields is not None:
-        fields["shape"], fields["chunk"] = tuple(fields["shape"]), tuple(fields["chunk"])
-        array = ArraySpec(**fields)
-    return LeafSpec(path=tuple(raw["path"]), kind=raw["kind"], array=array, value=raw["value"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(NamedTuple):
     """A box of an array held by one process. `owned`: this process writes it to storage (exactly one process does)."""
 
     tree: int  # index into the layout's trees
@@ -162,16 +129,6 @@ class Piece:
     offset: int  # bytes, in the slot's data region
     nbytes: int
     owned: bool
-
-    def to_json(self) -> list[Any]:
-        """For a layout's JSON: short, since there are many pieces."""
-        return [self.tree, self.leaf, self.start, self.shape, self.offset, self.nbytes, int(self.owned)]
-
-    @classmethod
-    def from_json(cls, raw: list[Any]) -> Piece:
-        """The inverse of `to_json`."""
-        tree, leaf, start, shape, offset, nbytes, owned = raw
-        return cls(tree=tree, leaf=leaf, start=tuple(start), shape=tuple(shape), offset=offset, nbytes=nbytes, owned=bool(owned))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,23 +160,18 @@ class Layout:
 
     def global_hash(self) -> str:
         """Hash of what is equal on all processes: trees, shapes, dtypes, shardings; not scalar values."""
-        trees = [_without_values(tree) for tree in self.trees]
-        return hashlib.sha256(json.dumps(trees, sort_keys=True).encode()).hexdigest()[:16]
+        trees = [tree.with_values([None] * len(tree.values)) for tree in self.trees]
+        return hashlib.sha256(dumps(trees)).hexdigest()[:16]
 
     def to_bytes(self) -> bytes:
         """As it is stored in an arena."""
-        raw = {"trees": [t.to_json() for t in self.trees], "pieces": [p.to_json() for p in self.pieces]}
-        return json.dumps(raw, separators=(",", ":")).encode()
+        return dumps(self)
 
     @staticmethod
     @functools.lru_cache(maxsize=8)
     def from_bytes(data: bytes) -> Layout:
         """The inverse of `to_bytes`. Every step of a training has the same: the last few are kept."""
-        raw = json.loads(data)
-        return Layout(
-            trees=tuple(TreeSpec.from_json(tree) for tree in raw["trees"]),
-            pieces=tuple(Piece.from_json(piece) for piece in raw["pieces"]),
-        )
+        return loads(Layout, data)
 
 
 def _contiguous(chunk: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -229,13 +181,6 @@ def _contiguous(chunk: tuple[int, ...], shape: tuple[int, ...]) -> bool:
         if min(length, shape[axis]) > 1:
             return all(c >= s for c, s in zip(chunk[axis + 1 :], shape[axis + 1 :], strict=True))
     return True
-
-
-def _without_values(tree: TreeSpec) -> dict[str, Any]:
-    raw = tree.to_json()
-    for leaf in raw["leaves"]:
-        leaf["value"] = None
-    return raw
 
 
 # What an item that is not an array tree is stored as, per process.
@@ -261,22 +206,12 @@ class SlotTable:
 
     def to_bytes(self) -> bytes:
         """As it is stored in a slot."""
-        raw = dataclasses.asdict(self)
-        raw["iterators"] = {item: base64.b64encode(state).decode() for item, state in self.iterators.items()}
-        raw["files"] = {
-            item: {name: base64.b64encode(data).decode() for name, data in files.items()} for item, files in self.files.items()
-        }
-        return json.dumps(raw, separators=(",", ":")).encode()
+        return dumps(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SlotTable:
         """The inverse of `to_bytes`."""
-        raw = json.loads(data)
-        raw["crc32c"] = tuple(raw["crc32c"])
-        raw["values"] = tuple(tuple(values) for values in raw["values"])
-        raw["iterators"] = {item: base64.b64decode(state) for item, state in raw["iterators"].items()}
-        raw["files"] = {item: {name: base64.b64decode(data) for name, data in mine.items()} for item, mine in raw["files"].items()}
-        return cls(**raw)
+        return loads(cls, data)
 
 
 # ---------------------------------------------------------------- a committed step in storage
@@ -311,14 +246,9 @@ class Package:
 
     def to_bytes(self) -> bytes:
         """As it is stored, sealed with a checksum."""
-        raw = dataclasses.asdict(self)
-        raw["files"] = {name: base64.b64encode(data).decode() for name, data in sorted(self.files.items())}
-        return seal(raw)
+        return seal(plain(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Package:
-        """Raises ValueError, KeyError or TypeError if it is not what `to_bytes` gave, bit for bit."""
-        raw = unseal(data)
-        raw["files"] = {name: base64.b64decode(text) for name, text in raw["files"].items()}
-        raw["objects"] = tuple(DataObject(**obj) for obj in raw["objects"])
-        return cls(**raw)
+        """Raises ValueError if it is not what `to_bytes` gave, bit for bit."""
+        return decode(cls, unseal(data))

@@ -7,14 +7,12 @@ are cut, long facts of an error are left out, and of many errors the newest few 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
-import types
-import typing
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
+from raystate.core.formats.codec import dumps, loads
 from raystate.core.formats.errors import CapacityError
 from raystate.core.formats.messages import Failure, HostWord, TrainerWord
 
@@ -56,12 +54,12 @@ def host_word_to_json(word: HostWord) -> bytes:
 
 def trainer_word_from_json(data: bytes) -> TrainerWord:
     """Raises ValueError if it is not a TrainerWord of this version."""
-    return _parse(TrainerWord, data)
+    return loads(TrainerWord, data)
 
 
 def host_word_from_json(data: bytes) -> HostWord:
     """Raises ValueError if it is not a HostWord of this version."""
-    return _parse(HostWord, data)
+    return loads(HostWord, data)
 
 
 def cut(text: str, room: int) -> str:
@@ -72,10 +70,10 @@ def cut(text: str, room: int) -> str:
 # ---------------------------------------------------------------- shortening
 
 
-def _first_that_fits(word: _Word, shorter: typing.Iterable[_Word]) -> bytes:
+def _first_that_fits(word: _Word, shorter: Iterable[_Word]) -> bytes:
     data = b""
     for candidate in itertools.chain([word], shorter):
-        data = _to_json(candidate)
+        data = dumps(candidate)
         if len(data) <= MAX_WORD_BYTES:
             return data
     raise CapacityError(
@@ -127,109 +125,3 @@ def _plain(details: dict[str, Any]) -> dict[str, Any]:
             except Exception:  # somebody's own __str__
                 plain[str(name)] = f"a {type(value).__name__}"
     return plain
-
-
-# ---------------------------------------------------------------- JSON
-
-
-def _to_json(word: TrainerWord | HostWord) -> bytes:
-    return json.dumps(word, separators=(",", ":"), default=_fields).encode()
-
-
-@functools.cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(one.name for one in dataclasses.fields(kind))
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    """Of a dataclass, for `json`. Unlike `dataclasses.asdict` it copies nothing: words are written many times a second."""
-    if not dataclasses.is_dataclass(value):
-        raise TypeError(f"a {type(value).__name__} is no JSON")
-    return {name: getattr(value, name) for name in _names(type(value))}
-
-
-def _parse(kind: type[_Word], data: bytes) -> _Word:
-    try:
-        return _read_dataclass(kind, json.loads(data))
-    except RecursionError:
-        raise ValueError(f"{kind.__name__}: nested too deeply") from None
-    except _Unfit as error:
-        raise ValueError(f"{kind.__name__}{error}") from None
-
-
-class _Unfit(ValueError):  # noqa: N818 - the text says what is wrong, from the field on: ".grants: expected …"
-    """JSON that stands for no value of the type."""
-
-
-@functools.cache
-def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
-    return {name: _reader(one) for name, one in typing.get_type_hints(kind).items()}
-
-
-def _read_dataclass(kind: Any, raw: Any) -> Any:
-    readers = _readers(kind)
-    if not isinstance(raw, dict):
-        raise _misfit(kind, raw)
-    fields = typing.cast(dict[str, Any], raw)
-    if unknown := sorted(fields.keys() - readers.keys()):
-        raise _Unfit(f": unknown fields {', '.join(unknown)}")
-    values: dict[str, Any] = {}
-    for name, value in fields.items():
-        try:
-            values[name] = readers[name](value)
-        except _Unfit as error:
-            raise _Unfit(f".{name}{error}") from None
-    try:
-        return kind(**values)
-    except TypeError as error:  # a field without a default is missing
-        raise _Unfit(f": {error}") from None
-
-
-@functools.cache
-def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Gives the value of type `kind` that its argument, read from JSON, stands for. It raises _Unfit if that stands for none.
-
-    Made once for each type: words are read many times a second, beside the training.
-    """
-    kind = getattr(kind, "__supertype__", kind)
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return lambda raw: raw
-    if dataclasses.is_dataclass(kind):
-        return functools.partial(_read_dataclass, kind)
-    if origin in (Union, types.UnionType):
-        (only,) = (_reader(arg) for arg in args if arg is not type(None))
-        return only if type(None) not in args else lambda raw: None if raw is None else only(raw)
-    if origin is tuple:
-        return functools.partial(_read_tuple, kind, [_reader(arg) for arg in args if arg is not ...], args[-1] is ...)
-    if origin is dict:
-        return functools.partial(_read_dict, kind, _reader(args[1]))
-
-    def read(raw: Any) -> Any:
-        if (origin is Literal and raw in args) or type(raw) is kind:
-            return raw
-        if kind is float and type(raw) is int:
-            return float(raw)
-        raise _misfit(kind, raw)
-
-    return read
-
-
-def _read_tuple(kind: Any, readers: list[Callable[[Any], Any]], any_length: bool, raw: Any) -> tuple[Any, ...]:
-    if isinstance(raw, list):
-        items = typing.cast(list[Any], raw)
-        if any_length:
-            return tuple(map(readers[0], items))
-        if len(readers) == len(items):
-            return tuple(read(item) for read, item in zip(readers, items, strict=True))
-    raise _misfit(kind, raw)
-
-
-def _read_dict(kind: Any, reader: Callable[[Any], Any], raw: Any) -> dict[str, Any]:
-    if not isinstance(raw, dict):
-        raise _misfit(kind, raw)
-    return {name: reader(one) for name, one in typing.cast(dict[str, Any], raw).items()}
-
-
-def _misfit(kind: Any, raw: Any) -> _Unfit:
-    return _Unfit(f": expected {kind}, got {json.dumps(raw)[:100]}")
