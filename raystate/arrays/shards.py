@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from raystate.aligned import SMALL_BYTES
-from raystate.core.formats.boxes import Box, Index
+from raystate.core.formats.boxes import Box, Index, grid
 from raystate.core.formats.tree import CHUNK_BYTES
 
 LEAST_PART_BYTES = 256 << 10  # of parts on average: each takes a line in the layout
@@ -121,11 +120,7 @@ def straight_boxes(box: Box, chunk: Index, itemsize: int) -> list[Box]:
     parts = math.prod(-(-length // step) for length, step in zip(box.shape, steps, strict=True))
     if parts <= 1 or box.size * itemsize < max(parts * LEAST_PART_BYTES, SMALL_BYTES + 1):
         return [box]
-    found: list[Box] = []
-    for low in itertools.product(*(range(0, length, step) for length, step in zip(box.shape, steps, strict=True))):
-        shape = tuple(min(step, length - at) for at, length, step in zip(low, box.shape, steps, strict=True))
-        found.append(Box(tuple(a + o for a, o in zip(box.start, low, strict=True)), shape))
-    return found
+    return list(grid(box, steps))
 
 
 def sharding_json(sharding: Sharding, *, process_count: int) -> str | None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
 import numpy as np
 
+from raystate.core.formats.boxes import Box, grid
 from raystate.core.formats.tree import ArraySpec, TreeSpec
 
 BOX_BYTES = 64 << 20
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, shape
 
 
 def nbytes_of(array: ArraySpec) -> int:
@@ -28,14 +26,9 @@ def total_bytes(tree: TreeSpec) -> int:
 
 def boxes_of(array: ArraySpec, *, box_bytes: int = BOX_BYTES) -> Iterator[Box]:
     """Boxes of whole chunks, in order, that make up the array; of about `box_bytes` at most, or one chunk if that is larger."""
-    if 0 in array.shape:
-        yield (0,) * len(array.shape), array.shape
-        return
-    size = [min(chunk, whole) for chunk, whole in zip(array.chunk, array.shape, strict=True)]
+    size = [max(1, min(chunk, whole)) for chunk, whole in zip(array.chunk, array.shape, strict=True)]
     for axis in reversed(range(len(size))):  # the last dimension first: what lies together is read together
         room = box_bytes // (math.prod(size) * np.dtype(array.dtype).itemsize)
         chunks = max(1, min(room, -(-array.shape[axis] // size[axis])))
-        size[axis] = min(size[axis] * chunks, array.shape[axis])
-    starts = [range(0, whole, length) for whole, length in zip(array.shape, size, strict=True)]
-    for start in itertools.product(*starts):
-        yield start, tuple(min(n, whole - first) for first, n, whole in zip(start, size, array.shape, strict=True))
+        size[axis] *= chunks
+    return grid(Box((0,) * len(size), array.shape), size)

@@ -10,6 +10,7 @@ from typing import TypeVar
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
 import numpy as np
 
+from raystate.core.formats.boxes import Box, grid
 from raystate.core.formats.tree import ArraySpec, TreeSpec
 from raystate.orbax.array_reads import Request
 
@@ -22,15 +23,15 @@ Read = Callable[[Sequence[Request]], list[np.ndarray]]
 Given = TypeVar("Given")
 
 
-def boxes(array: ArraySpec) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(start, shape) of boxes that make up an array, in row-major order: their elements follow one another in a flat file.
+def boxes(array: ArraySpec) -> Iterator[Box]:
+    """Boxes that make up an array, in row-major order: their elements follow one another in a flat file.
 
     Each has at most BATCH_BYTES, unless the chunks of the source are larger, which have to be read as a whole anyway.
     """
     shape, itemsize = array.shape, np.dtype(array.dtype).itemsize
+    whole = Box((0,) * len(shape), shape)
     if not shape or 0 in shape:
-        yield (0,) * len(shape), shape
-        return
+        return iter([whole])
     axis = _axis(shape, itemsize)
     row = math.prod(shape[axis + 1 :]) * itemsize  # bytes of one index along the axis
     count, chunk = max(1, BATCH_BYTES // row), array.chunk[axis]
@@ -38,10 +39,7 @@ def boxes(array: ArraySpec) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]
         count -= count % chunk
     elif chunk * row <= _MOST_BYTES:
         count = chunk
-    for leading in np.ndindex(*shape[:axis]):
-        for start in range(0, shape[axis], count):
-            begin = (*leading, start, *(0,) * (len(shape) - axis - 1))
-            yield begin, (*(1,) * axis, min(count, shape[axis] - start), *shape[axis + 1 :])
+    return grid(whole, (*(1,) * axis, count, *shape[axis + 1 :]))
 
 
 def row_major_chunk(chunk: tuple[int, ...], shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

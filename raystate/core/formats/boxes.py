@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 Index = tuple[int, ...]
@@ -46,18 +48,16 @@ def difference(box: Box, hole: Box) -> list[Box]:
 
 
 def cut(box: Box, most: int) -> list[Box]:
-    """`box` in parts of at most `most` elements each (at least one), cut along its first dimensions."""
-    if box.size <= max(1, most):
-        return [box]
-    axis = next(axis for axis, length in enumerate(box.shape) if length > 1)
-    length = box.shape[axis]
-    rows = min(length - 1, max(1, most * length // box.size))
-    parts: list[Box] = []
-    for low in range(0, length, rows):
-        start = (*box.start[:axis], box.start[axis] + low, *box.start[axis + 1 :])
-        part = Box(start, (*box.shape[:axis], min(rows, length - low), *box.shape[axis + 1 :]))
-        parts += cut(part, most)
-    return parts
+    """`box` in parts of at most `most` elements each (at least one), cut along its first dimensions; see `grid`."""
+    rows = [math.prod(box.shape[axis + 1 :]) for axis in range(len(box.shape))]
+    return list(grid(box, [max(1, min(length, most // max(1, row))) for length, row in zip(box.shape, rows, strict=True)]))
+
+
+def grid(box: Box, steps: Sequence[int]) -> Iterator[Box]:
+    """`box` in parts of this shape, in row-major order; the last ones may be smaller, and one without elements is one part."""
+    ranges = (range(low, low + max(1, length), step) for low, length, step in zip(*box, steps, strict=True))
+    for start in itertools.product(*ranges):
+        yield Box(start, tuple(min(step, low + length - at) for at, low, length, step in zip(start, *box, steps, strict=True)))
 
 
 def slices(box: Box, origin: Index) -> tuple[slice, ...]:
