@@ -6,7 +6,6 @@ Each process reads only the boxes that its own devices need, each box once, and 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -37,7 +36,7 @@ from raystate.arrays.reference import (
 from raystate.arrays.shards import places_of
 from raystate.arrays.transforms import Rules
 from raystate.arrays.uncollected import uncollected
-from raystate.core.formats.boxes import Box
+from raystate.core.formats.boxes import Box, in_batches
 from raystate.core.formats.errors import callers_code
 from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
@@ -144,9 +143,9 @@ def _gather(
             placing = Placing()
             placing.add(position, device, {Box((), ()): want.value})
             results[position] = placing.arrays()[position]
-    batches = list(_batches([(i, w) for i, w in enumerate(wants) if isinstance(w, Numpy | Device)], spec))
-    on_plan(sum(part.nbytes for batch in batches for part in batch))
-    for batch in batches:
+    parts = [_part(i, want, spec) for i, want in enumerate(wants) if isinstance(want, Numpy | Device)]
+    on_plan(sum(part.nbytes for part in parts))
+    for batch in in_batches(parts, lambda part: part.nbytes, BATCH_BYTES):
         _fill(results, batch, source, refuse)
     return results
 
@@ -223,24 +222,13 @@ class _Part(NamedTuple):
     nbytes: int
 
 
-def _batches(wanted: list[tuple[int, Numpy | Device]], spec: TreeSpec) -> Iterator[list[_Part]]:
-    batch: list[_Part] = []
-    batch_bytes = 0
-    for position, want in wanted:
-        array = spec.leaves[want.leaf].array
-        assert array is not None
-        boxes, elements = _boxes(None if isinstance(want, Numpy) else want.sharding, array.shape)
-        size = elements * np.dtype(array.dtype).itemsize
-        if batch and batch_bytes + size > BATCH_BYTES:
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(_Part(position, want, boxes, size))
-        batch_bytes += size
-    if batch:
-        yield batch
+def _part(position: int, want: Numpy | Device, spec: TreeSpec) -> _Part:
+    array = spec.leaves[want.leaf].array
+    assert array is not None
+    boxes, elements = _boxes(None if isinstance(want, Numpy) else want.sharding, array.shape)
+    return _Part(position, want, boxes, elements * np.dtype(array.dtype).itemsize)
 
 
-@functools.lru_cache(maxsize=1024)
 def _boxes(sharding: Sharding | None, shape: tuple[int, ...]) -> tuple[Sequence[Box], int]:
     """(the distinct boxes that this process needs, how many elements they have); without a sharding it is all of the array."""
     whole = Box((0,) * len(shape), shape)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from raystate.core.formats.boxes import in_batches
 from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.tree import ArraySpec, LeafSpec
 from raystate.inspection.boxes import boxes_of, nbytes_of
@@ -215,20 +216,11 @@ def _at_sight(a: ArraySpec | None, b: ArraySpec | None) -> Status | None:
 
 
 def _batches(keys: Sequence[_Key], arrays: Sequence[_Arrays]) -> Iterator[list[_Part]]:
-    batch: list[_Part] = []
-    nbytes = 0
-    for key in keys:
-        one, other = arrays[0][key][1], arrays[1][key][1]
-        widest = max(one, other, key=nbytes_of)
-        for start, shape in boxes_of(one, box_bytes=_BATCH_BYTES // 2):
-            size = math.prod(shape) * np.dtype(widest.dtype).itemsize
-            if batch and nbytes + size > _BATCH_BYTES:
-                yield batch
-                batch, nbytes = [], 0
-            batch.append((key, start, shape))
-            nbytes += size
-    if batch:
-        yield batch
+    pairs = {key: (arrays[0][key][1], arrays[1][key][1]) for key in keys}
+    widest = {key: max(np.dtype(one.dtype).itemsize for one in pair) for key, pair in pairs.items()}
+    boxes = ((key, box) for key in keys for box in boxes_of(pairs[key][0], box_bytes=_BATCH_BYTES // 2))
+    parts: Iterator[_Part] = ((key, box.start, box.shape) for key, box in boxes)
+    return in_batches(parts, lambda part: math.prod(part[2]) * widest[part[0]], _BATCH_BYTES)
 
 
 def _read(reader: StepReader, arrays: _Arrays, batch: Sequence[_Part]) -> list[np.ndarray | str]:

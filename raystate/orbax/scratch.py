@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import logging
 import os
@@ -24,8 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from raystate.core.formats.errors import ConfigError
-from raystate.core.formats.tree import LeafSpec, TreeSpec
+from raystate.core.formats.tree import LeafSpec, TreeSpec, nest
 
 # Orbax says these when arrays are written by others, which is what we want. Each stands at one place in Orbax.
 _EXPECTED_WARNINGS = ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT checkpoints: No")
@@ -119,7 +117,7 @@ def _written_by_orbax(
         for tree, texts in zip(trees, map(dict, strings), strict=True):
             handlers[tree.item] = api.tree_handler(alone)
             args[tree.item] = ocp.args.PyTreeSave(
-                nest(tree, {i: stand_in(leaf, texts.get(i)) for i, leaf in enumerate(tree.leaves)})
+                nest(tree.leaves, [stand_in(leaf, texts.get(i)) for i, leaf in enumerate(tree.leaves)])
             )
         for item in json_items:
             handlers[item] = ocp.JsonCheckpointHandler(filename=_JSON_FILE, **alone)
@@ -150,32 +148,6 @@ def stand_in(leaf: LeafSpec, value: Any) -> Any:
             return {}
         case "list":
             return []
-
-
-def nest(tree: TreeSpec, leaves: Mapping[int, Any]) -> Any:
-    """The nested dicts and lists of a tree, with a value for each leaf index."""
-    root: dict[str, Any] = {}
-    for index, leaf in enumerate(tree.leaves):
-        node: Any = root
-        path = ("", *leaf.path)  # so that a tree that is one leaf is no special case
-        for key, below in itertools.pairwise(path):
-            empty: Any = [] if isinstance(below, int) else {}
-            if isinstance(key, int) and key == len(node):
-                node.append(empty)
-            elif not isinstance(key, int):
-                node.setdefault(key, empty)
-            try:
-                node = node[key]
-            except IndexError:
-                raise ConfigError(f"item {tree.item!r}: {leaf.name!r} comes before its list's item {len(node)}") from None
-        last = path[-1]
-        if isinstance(last, int):
-            if last != len(node):
-                raise ConfigError(f"item {tree.item!r}: {leaf.name!r} is not the list's next item, {len(node)}")
-            node.append(leaves[index])
-        else:
-            node[last] = leaves[index]
-    return root.get("", {})
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TypeVar
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
 import numpy as np
 
-from raystate.core.formats.boxes import Box, grid
+from raystate.core.formats.boxes import Box, grid, in_batches
 from raystate.core.formats.tree import ArraySpec, TreeSpec
 from raystate.orbax.array_reads import Request
 
@@ -53,20 +53,10 @@ def row_major_chunk(chunk: tuple[int, ...], shape: tuple[int, ...], itemsize: in
 
 def batches(tree: TreeSpec, leaves: Iterable[int], most_bytes: int = 0) -> Iterator[list[Request]]:
     """The boxes of these leaves, in order, as many at a time as have at most `most_bytes` (0: BATCH_BYTES) together."""
-    batch: list[Request] = []
-    size = 0
-    for leaf in leaves:
-        array = tree.leaves[leaf].array
-        assert array is not None
-        for start, shape in boxes(array):
-            nbytes = math.prod(shape) * np.dtype(array.dtype).itemsize
-            if batch and size + nbytes > (most_bytes or BATCH_BYTES):
-                yield batch
-                batch, size = [], 0
-            batch.append((leaf, start, shape))
-            size += nbytes
-    if batch:
-        yield batch
+    arrays = {leaf: array for leaf in leaves if (array := tree.leaves[leaf].array) is not None}
+    requests: Iterator[Request] = ((leaf, box.start, box.shape) for leaf, array in arrays.items() for box in boxes(array))
+    sizes = {leaf: np.dtype(array.dtype).itemsize for leaf, array in arrays.items()}
+    return in_batches(requests, lambda one: math.prod(one[2]) * sizes[one[0]], most_bytes or BATCH_BYTES)
 
 
 def read_ahead(read: Callable[[Given], list[np.ndarray]], wanted: Iterable[Given]) -> Iterator[tuple[Given, list[np.ndarray]]]:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "float8_…"
 import numpy as np
 
+from raystate.core.formats.boxes import in_batches
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.transfer.description import KeptAs, check_shape
 
@@ -160,15 +161,7 @@ def parse_index(data: bytes, what: str) -> tuple[dict[str, str], Any]:
 
 def shards(arrays: Mapping[str, KeptAs], most_bytes: int) -> list[list[str]]:
     """The names, in as many files as have at most `most_bytes` each; a larger array has a file of its own. At least one file."""
-    files: list[list[str]] = [[]]
-    size = 0
-    for name in arrays:
-        nbytes = nbytes_of(arrays[name])
-        if files[-1] and size + nbytes > most_bytes:
-            files.append([])
-            size = 0
-        files[-1].append(name)
-        size += nbytes
+    files = list(in_batches(arrays, lambda name: nbytes_of(arrays[name]), most_bytes)) or [[]]
     return [order({name: arrays[name] for name in names}) for names in files]
 
 

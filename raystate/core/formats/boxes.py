@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+_Part = TypeVar("_Part")
 
 Index = tuple[int, ...]
 
@@ -63,3 +65,17 @@ def grid(box: Box, steps: Sequence[int]) -> Iterator[Box]:
 def slices(box: Box, origin: Index) -> tuple[slice, ...]:
     """Where `box` is in an array whose first element is at `origin`."""
     return tuple(slice(a - o, a - o + n) for a, n, o in zip(box.start, box.shape, origin, strict=True))
+
+
+def in_batches(parts: Iterable[_Part], nbytes: Callable[[_Part], int], most_bytes: int) -> Iterator[list[_Part]]:
+    """The parts in order, as many at a time as have at most `most_bytes` together; a larger one goes alone."""
+    batch: list[_Part] = []
+    size = 0
+    for part in parts:
+        if batch and size + nbytes(part) > most_bytes:
+            yield batch
+            batch, size = [], 0
+        batch.append(part)
+        size += nbytes(part)
+    if batch:
+        yield batch
