@@ -22,38 +22,15 @@ from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Command, Event, Settings
 from raystate.runtime.priority import give_way
-from raystate.runtime.record_codec import UnknownMessageError, decode, encode
+from raystate.runtime.record_codec import Record, UnknownMessageError, decode, encode
 from raystate.waits import AGAIN_S
 
 logger = logging.getLogger("raystate.coordinator")
 
-FORMAT = 4
+FORMAT = 5
 PART_BYTES = 2 << 20  # of a file before it is compressed, to about a tenth
 TOTAL_BYTES = 6 << 20  # of all files of a run, on one node
 MOST_WAITING = 20_000  # records that wait to be written; more are left out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One event.
-
-    Attributes:
-        attempt: whose.
-        number: counts the attempt's events from 0; where one is missing it was left out.
-        time_s: wall clock, for people.
-        now_s: what the machine was given.
-        event: what had happened.
-        commands: what the machine made of it.
-        more: the next event was part of the same batch.
-    """
-
-    attempt: int
-    number: int
-    time_s: float
-    now_s: float
-    event: Event
-    commands: tuple[Command, ...]
-    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +90,7 @@ class Recorder:
             Record(
                 attempt=self._attempt,
                 number=number,
-                time_s=self._wall_clock(),
+                time_s=round(self._wall_clock(), 6),
                 now_s=now_s,
                 event=event,
                 commands=tuple(commands),
@@ -148,7 +125,7 @@ class Recorder:
         """Write what waits, at least one record. False: there will be no more."""
         record: Record | None = self._waiting.get()
         while record is not None:
-            self._write(_line(record))
+            self._write(json.dumps(encode(record), separators=(",", ":")).encode() + b"\n")
             try:
                 record = self._waiting.get_nowait()
             except queue.Empty:
@@ -192,18 +169,6 @@ class Recorder:
                 return
             path.unlink(missing_ok=True)
             total -= sizes[path]
-
-
-def _line(record: Record) -> bytes:
-    raw = {
-        "number": record.number,
-        "time_s": round(record.time_s, 6),
-        "now_s": record.now_s,
-        "event": encode(record.event),
-        "commands": encode(record.commands),
-        **({"more": True} if record.more else {}),
-    }
-    return json.dumps(raw, separators=(",", ":")).encode() + b"\n"
 
 
 def _compress(path: Path) -> None:
@@ -251,10 +216,13 @@ def read_record(folder: Path) -> list[AttemptRecord]:
                 raise UnknownMessageError(f"its format is {header['format']}")
             attempt: int = header["attempt"]
             settings[attempt] = decode(header["settings"])
-            records.setdefault(attempt, []).extend(_parse(attempt, raw) for raw in lines)
+            read = [decode(raw) for raw in lines]
+            if not all(isinstance(one, Record) for one in read):
+                raise ValueError("a line is no record")
+            records.setdefault(attempt, []).extend(read)
         except UnknownMessageError as error:
             raise RaystateError(f"{path} was written by another version of raystate: {error}", path=str(path)) from None
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RaystateError(f"{path} is not the record of a run: {error or type(error).__name__}", path=str(path)) from None
     return [AttemptRecord(attempt=one, settings=settings[one], records=tuple(records[one])) for one in sorted(records)]
 
@@ -268,18 +236,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         data = gzip.decompress(packed.read_bytes()) if packed.exists() else b""
     whole, _, _ = data.rpartition(b"\n")  # what follows was cut off by the writer's death
     return [json.loads(line) for line in whole.split(b"\n") if line]
-
-
-def _parse(attempt: int, raw: dict[str, Any]) -> Record:
-    return Record(
-        attempt=attempt,
-        number=raw["number"],
-        time_s=raw["time_s"],
-        now_s=raw["now_s"],
-        event=decode(raw["event"]),
-        commands=decode(raw["commands"]),
-        more=raw.get("more", False),
-    )
 
 
 def replay(attempt: AttemptRecord) -> Iterator[tuple[Record, tuple[Command, ...], Coordinator]]:

@@ -7,12 +7,36 @@ have their default are left out.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
 from raystate.core.formats import entries, messages
 
 _MISSING = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One event.
+
+    Attributes:
+        attempt: whose.
+        number: counts the attempt's events from 0; where one is missing it was left out.
+        time_s: wall clock, for people.
+        now_s: what the machine was given.
+        event: what had happened.
+        commands: what the machine made of it.
+        more: the next event was part of the same batch.
+    """
+
+    attempt: int
+    number: int
+    time_s: float
+    now_s: float
+    event: messages.Event
+    commands: tuple[messages.Command, ...]
+    more: bool = False
 
 
 class UnknownMessageError(ValueError):
@@ -26,7 +50,7 @@ def _is_kind(value: Any) -> bool:
 
 KINDS: dict[str, type[Any]] = {
     name: kind for module in (entries, messages) for name, kind in vars(module).items() if _is_kind(kind)
-}
+} | {Record.__name__: Record}
 
 
 @cache
