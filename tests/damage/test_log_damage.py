@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,13 +149,8 @@ def test_after_losing_the_newest_entries_no_package_of_a_visible_step_is_garbage
 
 
 def test_entries_without_a_checksum_are_found_out(tmp_path: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch):
-    from raystate.core.formats import sealed
-
-    def trusting(data: bytes) -> dict[str, object]:
-        return sealed.json.loads(data)
-
     names, tail = entries(copy), RunLog(open_storage(copy.root)).tail()
-    monkeypatch.setattr(log_entries, "unseal", lambda data: {k: v for k, v in trusting(data).items() if k != "crc32"})
+    monkeypatch.setattr(log_entries, "unseal", lambda data: {k: v for k, v in json.loads(data).items() if k != "crc32"})
     wrong = 0
     for seed in range(FIRST, FIRST + 250):
         with copy.damaged(copy.draw(seed, kinds=["flip"], among=names[-1:])) as root:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from raystate.core.formats.codec import seal, unseal
 from raystate.core.formats.entries import Intent, LiveStep, LogEntry
 from raystate.core.formats.errors import RaystateError
-from raystate.core.formats.sealed import seal, unseal
 from raystate.storage import RunLog, StepFolder, Storage, open_storage
 from raystate.storage.names import log_name, package_name
 from tests.damage.test_said import mutated

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from raystate.core.formats import entries
+from raystate.core.formats.codec import seal, unseal
 from raystate.core.formats.entries import NO_BASE, Base, LiveStep, LogEntry, WrittenEntry, plan
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.core.formats.log import claim_entry, key_of, next_entry
-from raystate.core.formats.sealed import seal, unseal
 from raystate.storage import ObjectMissingError, RunLog, Storage, StorageWrapper, collect_garbage, find_garbage
 from raystate.storage.names import BASES, LOG, base_name, base_number, log_name
 from raystate.testing.storage import DiedError, DyingAt, Failing, LosingAnswers, Recording

@@ -2,8 +2,8 @@
 
 import pytest
 
+from raystate.core.formats.codec import seal, unseal
 from raystate.core.formats.entries import LiveStep, LogEntry
-from raystate.core.formats.sealed import seal, unseal
 
 LIVE = LiveStep(step=7, save="a1k7", metrics={"loss": 0.5}, time_s=3.0, lineage="1.0.ab")
 

@@ -10,12 +10,15 @@ import base64
 import dataclasses
 import functools
 import json
+import re
 import types
 import typing
+import zlib
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 _Kind = TypeVar("_Kind")
+_SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}\Z')
 
 
 class MisfitError(ValueError):
@@ -150,3 +153,23 @@ def _read_bytes(raw: Any) -> bytes:
 
 def _misfit(kind: Any, raw: Any) -> typing.NoReturn:
     raise MisfitError(f": expected {kind}, got {json.dumps(raw)[:100]}")
+
+
+# ---------------------------------------------------------------- with a checksum, so that damage in storage is noticed
+
+
+def seal(document: dict[str, Any]) -> bytes:
+    """The document as JSON, keys sorted, with a last field `crc32`: of all bytes before it, as 8 hexadecimal digits (zlib's)."""
+    body = json.dumps(document, sort_keys=True, separators=(",", ":"), default=plain).encode()[:-1]
+    return body + b',"crc32":"%08x"}' % zlib.crc32(body)
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The document in what `seal` gave. Raises ValueError if it is anything else."""
+    found = _SEAL.search(data)
+    if found is None:
+        raise ValueError("it does not end with its checksum")
+    body = data[: found.start()]
+    if zlib.crc32(body) != int(found[1], 16):
+        raise ValueError(f"its checksum is {zlib.crc32(body):08x} instead of {found[1].decode()}")
+    return json.loads(body + b"}")

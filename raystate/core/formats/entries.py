@@ -13,9 +13,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from raystate.core.formats.codec import decode
+from raystate.core.formats.codec import decode, seal, unseal
 from raystate.core.formats.names import SnapshotId
-from raystate.core.formats.sealed import seal, unseal
 
 FORMAT = 3
 DELETE = "delete"  # the reason of a retirement that the user wants

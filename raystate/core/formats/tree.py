@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from raystate.core.formats.codec import decode, dumps, loads, plain
-from raystate.core.formats.sealed import seal, unseal
+from raystate.core.formats.codec import decode, dumps, loads, plain, seal, unseal
 
 PathKey = str | int  # a dict key or a sequence index
 
