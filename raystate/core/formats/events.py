@@ -8,7 +8,7 @@ from typing import Literal
 
 from raystate.core.formats.entries import Intent, LogEntry
 from raystate.core.formats.names import Ask, HostId, SaveId, SnapshotId
-from raystate.core.formats.reports import HostSummary
+from raystate.core.formats.reports import HostSummary, OfRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +71,15 @@ class TrainerExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreAsked:
-    """Collective. `step`: exactly this one, or None for the newest. `word`: number of the rank's last word before it asked."""
+class RestoreAsked(OfRank):
+    """Collective. `step`: exactly this one, or None for the newest."""
 
-    ask: Ask
-    lineage: str
-    rank: int
     step: int | None = None
     rollback: bool = False
-    word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreTried:
+class RestoreTried(OfRank):
     """Collective: the outcome of a RestoreChoice on one rank. Not ok: `error` says what was damaged or unreachable.
 
     Attributes:
@@ -91,12 +87,9 @@ class RestoreTried:
         mistaken: the step is fine, but the rank's reference does not fit it. The rank raises that,
             and no rank restores the step.
         want, rollback: what the rank had asked for, for a Coordinator that did not hear it ask.
-        word: number of the rank's last word; once the restore is settled it writes the next one.
+        word: once the restore is settled the rank writes the next one.
     """
 
-    ask: Ask
-    lineage: str
-    rank: int
     step: int
     begins: str  # of the choice: two attempts may have made one each
     ok: bool
@@ -106,55 +99,44 @@ class RestoreTried:
     mistaken: bool = False
     want: int | None = None
     rollback: bool = False
-    word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushAsked:
-    """Answered once each of the `promised` snapshots is durable or can't become so. `word`: as in RestoreAsked.
+class FlushAsked(OfRank):
+    """Answered once each of the `promised` snapshots is durable or can't become so.
 
     `broken`: promised ones whose copy on this rank came to nothing, and why. Without `wait` the answer is what is known now.
     """
 
-    ask: Ask
-    lineage: str
-    rank: int
     promised: tuple[SnapshotId, ...] = ()
     broken: tuple[tuple[SnapshotId, str], ...] = ()
-    word: int = 0
     wait: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveAsked:
+class LeaveAsked(OfRank):
     """Collective: close(). The newest kept snapshot becomes durable, then the run is released.
 
     Attributes:
         last: what the rank has kept last, or restored; without a lineage: restored from storage; None: nothing.
-        promised, broken, word: as in FlushAsked; the answer names those that are not durable.
+        promised, broken: as in FlushAsked; the answer names those that are not durable.
     """
 
-    ask: Ask
-    lineage: str
-    rank: int
     last: SnapshotId | None = None
     promised: tuple[SnapshotId, ...] = ()
     broken: tuple[tuple[SnapshotId, str], ...] = ()
-    word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseAsked:
+class ReleaseAsked(OfRank):
     """The driver, or a trainer that has failed, ends the run: newest complete snapshot durable first, then Finish. Reply: LeaveReply.
 
     `lineage`, `rank`, `word`: of the trainer that asks; "" for the driver.
     """
 
-    ask: Ask
     reason: str
     lineage: str = ""
     rank: int = -1
-    word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raystate.core.formats.commands import Advice, Invalidate, Proposal
-from raystate.core.formats.names import HostId, SnapshotId
+from raystate.core.formats.names import Ask, HostId, SnapshotId
 from raystate.core.formats.replies import Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfRank:
+    """What a rank asks or answers, in its lineage. `word`: number of its last word before that."""
+
+    ask: Ask
+    lineage: str
+    rank: int
+    word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +48,9 @@ class TrainerSeen:
     rank: int
     world: int
     lineage: str
-    newest_step: int  # of the last save() call, -1 before the first
+    newest_step: int = -1  # of the last save() call, -1 before the first
     again: int = 0  # which save() of that step it was; -1: none, it was restored
-    number: int = 0  # of the word; questions name the word they were asked after
+    number: int = 0  # of the word: it grows over lineages too; questions name the word they were asked after
     pending: tuple[int, ...] = ()  # steps it is still staging
     ack_id: int = 0  # newest proposal it has answered; 0: none
     ack_ok: bool = False
@@ -70,20 +80,10 @@ class HostSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerWord:
-    """Written by one trainer only, read by its HostActor. `number` grows with each word of a process, over its lineages too."""
+class TrainerWord(TrainerSeen):
+    """Written by one trainer only, read by its HostActor, whose report says the part of it that is a TrainerSeen."""
 
-    lineage: str
-    rank: int
-    world: int
-    number: int = 0
-    newest_step: int = -1
-    again: int = 0  # see TrainerSeen
-    pending: tuple[int, ...] = ()
     done: tuple[int, ...] = ()  # per slot: the grant number that was used up (slot staged, or handed back)
-    ack_id: int = 0
-    ack_ok: bool = False
-    ack_step: int = -1
     phase: Literal["joined", "running", "closing", "failed"] = "joined"
     error: str = ""  # phase "failed": the user's exception, one line
 

@@ -165,15 +165,4 @@ class Connections:
 
 def seen_of(word: TrainerWord) -> TrainerSeen:
     """What a report says of a trainer's word."""
-    return TrainerSeen(
-        rank=word.rank,
-        world=word.world,
-        lineage=word.lineage,
-        newest_step=word.newest_step,
-        again=word.again,
-        number=word.number,
-        pending=word.pending,
-        ack_id=word.ack_id,
-        ack_ok=word.ack_ok,
-        ack_step=word.ack_step,
-    )
+    return TrainerSeen(**{name: getattr(word, name) for name in TrainerSeen.__slots__})
