@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -32,7 +33,7 @@ from raystate.core.formats.messages import Event, Failure, HostId, Joined, JoinR
 from raystate.runtime.ends import End, Told
 from raystate.runtime.one_storage import Claim
 from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
-from raystate.waits import AGAIN_S, ANSWER_S, COORDINATOR_STARTS_S, GOODBYE_S, QUICK_ANSWER_S, RETRY_LAST_S
+from raystate.waits import AGAIN_S, ANSWER_S, COORDINATOR_STARTS_S, GOODBYE_S, QUICK_ANSWER_S, RETRY_LAST_S, SOON_S
 
 if TYPE_CHECKING:
     from raystate.runtime.coordinator_loop import CoordinatorLoop
@@ -312,14 +313,23 @@ class CoordinatorActor:
             self._service.ledger.raised(event.lineage, end)
             self._service.post(event)
 
-    async def sweeps(self, group: str, ranks: tuple[int, ...]) -> None:
-        """The launcher's word on which ranks it ends itself."""
-        if self._service is not None:
-            self._service.ledger.sweeps(group, ranks)
+    async def ended(self, group: str, dead: frozenset[int], swept: tuple[int, ...], within_s: float) -> Told:
+        """The launcher's question how a worker group ended, of which it ends the ranks `swept` next.
 
-    async def ends(self, group: str) -> Told | None:
-        """How the trainers of a worker group ended. None: no such group has joined."""
-        return None if self._service is None else self._service.ledger.ends(group)
+        It waits for the news of these deaths.
+        """
+        service = self._service
+        if service is None or service.attempt < 0:
+            return Told(ends=None)
+        end_s = time.monotonic() + within_s
+        leaving: frozenset[HostId] = frozenset()
+        with contextlib.suppress(TimeoutError):
+            looked = service.look(lambda machine, _: machine.notices.hosts)
+            leaving = await asyncio.wait_for(asyncio.wrap_future(looked), within_s)
+        while not (told := service.ledger.ends(group)).has(dead) and time.monotonic() < end_s:
+            await asyncio.sleep(SOON_S)
+        service.ledger.sweeps(group, swept)
+        return dataclasses.replace(told, leaving=leaving)
 
     async def blame(self, group: str, cause: str) -> None:
         """The launcher's word on why a worker group ended."""
@@ -344,10 +354,6 @@ class CoordinatorActor:
 
     async def pid(self) -> int:
         return os.getpid()
-
-    async def leaving(self) -> frozenset[HostId]:
-        """Hosts that are to go away, as far as this Coordinator has been told."""
-        return await asyncio.wrap_future(self._started.look(lambda machine, _: machine.notices.hosts))
 
     async def newest_step(self) -> int:
         return self._started.ledger.newest_step

@@ -22,11 +22,13 @@ from raystate.waits import AGAIN_S, ENDS_S, QUICK_ANSWER_S, QUICK_STORAGE_S
 logger = logging.getLogger(__name__)
 
 
-def newest_step(config: StateConfig) -> int | None:
-    """The newest step that any rank has saved or storage holds; None if the Coordinator doesn't
-    answer."""
-    coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run)))
-    in_memory: Any = -1
+def newest_step(config: StateConfig, saved: int | None = None) -> int | None:
+    """The newest step that any rank has saved or storage holds; None if the Coordinator doesn't answer.
+
+    `saved`: what the Coordinator has said already.
+    """
+    coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run))) if saved is None else None
+    in_memory: Any = -1 if saved is None else saved
     if coordinator is not None:
         try:
             in_memory = ray.get(coordinator.newest_step.remote(), timeout=QUICK_ANSWER_S)

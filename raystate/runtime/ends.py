@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from raystate.core.formats.names import HostId
 
 _JAX_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
 _ANOTHERS_END = ("Gloo ", "oordination service", "Connection reset by peer", "Connection closed by peer", "Socket closed", "NCCL")
@@ -35,15 +37,23 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the run's Coordinator knows of a worker group's ends.
+    """What the run's Coordinator knows when a worker group ends.
 
     Attributes:
-        ends: in the order in which they became known.
+        ends: of its trainers, in the order in which they became known; None: no such group has joined.
         awaited: ranks that hang: where they are is being found out, and then they end.
+        newest_step: that a trainer has saved since the last rollback; -1: none; None: it doesn't say.
+        leaving: hosts that are to go away.
     """
 
-    ends: tuple[End, ...] = ()
+    ends: tuple[End, ...] | None = ()
     awaited: frozenset[int] = frozenset()
+    newest_step: int | None = None
+    leaving: frozenset[HostId] = frozenset()
+
+    def has(self, dead: Collection[int]) -> bool:
+        """Whether no news of the group is to be waited for, if these ranks have died."""
+        return self.ends is None or (not self.awaited and set(dead) <= {end.rank for end in self.ends})
 
 
 def is_collateral(error: BaseException, traceback_text: str = "") -> bool:

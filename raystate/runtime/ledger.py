@@ -165,14 +165,14 @@ class Ledger:
             if (past := self._named(group)) is not None and past.swept is None:
                 past.swept = frozenset(ranks)
 
-    def ends(self, group: str) -> Told | None:
-        """How the trainers of a worker group ended, as far as this is known. None: no such group has joined."""
+    def ends(self, group: str) -> Told:
+        """How the trainers of a worker group ended, as far as this is known."""
         with self.lock:
             past = self._named(group)
             if past is None:
-                return None
+                return Told(ends=None, newest_step=self.newest_step)
             ends = past.ends.in_order
-            return Told(ends=ends, awaited=past.hanging - {end.rank for end in ends})
+            return Told(ends=ends, awaited=past.hanging - {end.rank for end in ends}, newest_step=self.newest_step)
 
     def _named(self, group: str) -> _Past | None:
         return next((past for past in self._pasts.values() if past.name == group), None)

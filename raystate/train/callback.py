@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from ray.train import get_context
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
 from raystate import launch_context
+from raystate.actors.draining import draining_nodes
 from raystate.actors.kept import check_travels
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
@@ -29,7 +30,7 @@ from raystate.core.launcher.elastic import Newest, Sizes
 from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
 from raystate.rehearsing import play
-from raystate.runtime.ends import End
+from raystate.runtime.ends import End, Told
 from raystate.runtime.slow import SlowLine
 from raystate.storage import run_hash
 from raystate.train import bundles, endings, nodes, telling
@@ -101,7 +102,8 @@ class RayTrainCallback(_Callback):
         """What only the controller's copy uses."""
         self._workers: list[Any] = []
         self._failures: dict[int, endings.RankFailure] = {}
-        self._told: tuple[End, ...] | None = None  # what the Coordinator knew of their order
+        self._told: Told | None = None  # what the Coordinator knew of them
+        self._first: Newest | None = None  # the newest step when the first group began to train
         self._groups = 0
         self._policy = RetryPolicy(self._max_failures, self._config.idle_timeout_s)
         self._threads: ThreadPoolExecutor | None = None
@@ -113,6 +115,7 @@ class RayTrainCallback(_Callback):
         self._rank_nodes: list[str] = []  # node id by rank, of the newest group
         self._expected: frozenset[str] = frozenset()  # nodes that the Coordinator was told of before
         self._leaving: frozenset[str] = frozenset()  # nodes that Ray Train was told would go away
+        self._leaving_hosts: frozenset[str] = frozenset()  # the same by the Coordinator, when the last group ended
         self._pins: list[str | None] = []  # node by rank for the next group; empty: nothing is said
         self._pins_failed = False
         self._start_timeout: str | None = None  # the user's setting
@@ -218,10 +221,10 @@ class RayTrainCallback(_Callback):
             self._pending = None
         self._slow.end()
         self._pins_failed = False
-        probe = self._probe()
-        self._policy.started(probe, now_s)
+        self._first = self._first or self._probe()
+        self._policy.started(self._first, now_s)
         if self._elastic is not None:
-            self._elastic.started(probe)
+            self._elastic.started(self._first)
 
     # ------------------------------------------------------------ in the controller: a group ends
 
@@ -232,11 +235,14 @@ class RayTrainCallback(_Callback):
             if not any(failure.died for failure in self._failures.values()):
                 self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=MOMENT_S)
             dead = {rank for rank, failure in self._failures.items() if failure.died}
-            self._told = endings.told_ends(self._run_hash, self._group, dead)
-            if dead and not self._told:
+            swept = set(range(len(self._workers))) - self._failures.keys()
+            self._told = endings.told(self._run_hash, self._group, dead, swept=swept)
+            if self._told is not None:
+                self._leaving_hosts = self._told.leaving
+            if dead and not self._ends:
                 # On a busy machine the Coordinator may be late; a survivor may have raised what led to a death.
                 self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=MOMENT_S, once=True)
-            self._end_workers(but=self._failures)
+            self._end_workers()
             return
         if self._standby is not None and not worker_group_status.finished:
             self._standby.tick(time.monotonic())
@@ -261,13 +267,13 @@ class RayTrainCallback(_Callback):
     def _decide(self, error: Any) -> None:
         self._slow.end()
         self._leaving |= endings.leaving_nodes(error)
-        ending = endings.classify(error, self._failures, self._told)
+        ending = endings.classify(error, self._failures, self._ends)
         if ending.kind == "waiting" and self._pins:
             self._pins_failed = True  # not the cluster's fault yet: next time without pins
             return
         if ending.kind == "waiting" and self._elastic is not None:
             self._elastic.not_placed()
-        probe = self._probe()
+        probe = self._probe(self._told)
         reason = self._policy.ended(ending, probe, time.monotonic())
         if self._elastic is not None and ending.kind != "waiting":
             self._elastic.ended(probe, failed=ending.kind != "interrupted")
@@ -278,8 +284,8 @@ class RayTrainCallback(_Callback):
             self._again(ending)
             return
         if not ending.is_known:  # nothing is started again: there is time to ask
-            self._told = endings.told_ends(self._run_hash, self._group, set(self._failures), within_s=ANSWER_S)
-            ending = endings.classify(error, self._failures, self._told)
+            self._told = endings.told(self._run_hash, self._group, self._failures, within_s=ANSWER_S)
+            ending = endings.classify(error, self._failures, self._ends)
         given_up = "" if self._elastic is None else self._elastic.given_up
         if ending.kind == "final" and isinstance(ending.error, RaystateError):
             if not isinstance(ending.error, (RunInUseError, StaleAttemptError)):  # those are nothing in the caller's lines
@@ -304,7 +310,7 @@ class RayTrainCallback(_Callback):
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
             self._pending = (ending, time.monotonic())
         if ending.kind != "interrupted":  # the Coordinator tells what came back, if there is one
-            self._slow.begin(f"{ending.cause}; starting again", at_once=ending.kind == "waiting" or self._told is None)
+            self._slow.begin(f"{ending.cause}; starting again", at_once=ending.kind == "waiting" or self._ends is None)
         if self._failures or ending.kind == "failed":
             telling.blame(self._run_hash, self._group, ending.cause if ending.is_known else "")
             self._failures, self._told = {}, None  # a group that finds no place has none of its own
@@ -319,9 +325,8 @@ class RayTrainCallback(_Callback):
         except Exception as failure:  # the training's own error is what the user has to see
             logger.warning("%s", endings.release_text(failure))
 
-    def _end_workers(self, but: Collection[int] = ()) -> None:
-        """Kill them all: they wait for the dead rank in a collective, and Ray would wait for them (5 s, or 30 s). `but`: have failed."""
-        telling.sweeps(self._run_hash, self._group, [rank for rank in range(len(self._workers)) if rank not in but])
+    def _end_workers(self) -> None:
+        """Kill them all: they wait for the dead rank in a collective, and Ray would wait for them (5 s, or 30 s)."""
         for worker in self._workers:
             ray.kill(worker.actor)
 
@@ -367,7 +372,7 @@ class RayTrainCallback(_Callback):
             self._expected |= new
 
     def _all_leaving(self) -> frozenset[str]:
-        return self._leaving | nodes.leaving(self._run_hash)
+        return self._leaving | self._leaving_hosts | draining_nodes().keys()
 
     def _ask_to_grow(self, reason: str) -> None:
         telling.ask_to_grow(self._run_hash, self._group, reason)
@@ -376,10 +381,14 @@ class RayTrainCallback(_Callback):
     def _run_hash(self) -> str:
         return run_hash(self._config.storage, self._config.run)
 
-    def _probe(self) -> Newest:
+    @property
+    def _ends(self) -> tuple[End, ...] | None:
+        return None if self._told is None else self._told.ends
+
+    def _probe(self, told: Told | None = None) -> Newest:
         if self._threads is None or (self._max_failures == -1 and self._elastic is None):
             return lambda: None
-        future = self._threads.submit(newest_step, self._config)
+        future = self._threads.submit(newest_step, self._config, None if told is None else told.newest_step)
 
         def result() -> int | None:
             try:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from raystate.core.formats.texts import counted
 from raystate.runtime.ends import End, Told, is_collateral, one_line
 from raystate.train.policy import Ending, Seen, culprit, signature_of
 from raystate.train.rays import exceptions
-from raystate.waits import MOMENT_S, QUICK_ANSWER_S, SOON_S
+from raystate.waits import MOMENT_S, QUICK_ANSWER_S
 
 logger = logging.getLogger(__name__)
 
@@ -127,33 +127,30 @@ def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once:
     return found
 
 
-def told_ends(run_hash: str, group: str, dead: set[int], *, within_s: float = MOMENT_S) -> tuple[End, ...] | None:
-    """What the run's Coordinator knows of the group's ends, in order. Waits a moment for the news of these deaths.
+def told(
+    run_hash: str, group: str, dead: Collection[int], *, swept: Collection[int] = (), within_s: float = MOMENT_S
+) -> Told | None:
+    """What the run's Coordinator knows of the group's end. It waits a moment for the news of these deaths.
 
-    Ask before the workers are ended: later on everybody is dead. None: no Coordinator knows the group, and none ever will. Nothing: it
-    doesn't answer yet, or has not heard.
+    Ask before the ranks `swept` are ended: later on everybody is dead. None: there is no Coordinator, and none ever will know.
     """
-    start_s, ends = time.monotonic(), ()
-    while True:
-        coordinator = find_actor(coordinator_name(run_hash))
-        if coordinator is None:
-            return None
-        try:
-            told: Told | None = ray.get(coordinator.ends.remote(group), timeout=max(0.1, start_s + within_s - time.monotonic()))
-        except Exception as error:
-            logger.debug("the Coordinator doesn't say who failed first: %s", error)
-            return ends
-        if told is None:
-            return None  # the group has not got as far as to join
-        ends, waited_s = told.ends, time.monotonic() - start_s
-        has_all = dead <= {end.rank for end in ends} or waited_s > within_s
-        if has_all and (not told.awaited or waited_s > within_s + QUICK_ANSWER_S):
-            return ends
-        time.sleep(SOON_S)
+    coordinator = find_actor(coordinator_name(run_hash))
+    if coordinator is None:
+        return None
+    try:
+        for wait_s in (within_s, QUICK_ANSWER_S):  # those that hang may take longer
+            answer: Any = coordinator.ended.remote(group, frozenset(dead), tuple(swept), wait_s)
+            found: Told = ray.get(answer, timeout=wait_s + MOMENT_S)
+            if not found.awaited:
+                break
+    except Exception as error:
+        logger.debug("the Coordinator doesn't say who failed first: %s", error)
+        return Told()
+    return found
 
 
 def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told: Sequence[End] | None = None) -> Ending:
-    """What Ray Train's error, the ranks' failures and what the Coordinator was told of them amount to. `told`: see `told_ends`."""
+    """What Ray Train's error, the ranks' failures and what the Coordinator was told of them amount to. `told`: see `Told.ends`."""
     found = _with_unread(found, told or ())
     errors: dict[int, BaseException] = {rank: failure.error for rank, failure in found.items()}
     for is_kind, kind in ((is_final, "final"), (_is_interruption, "interrupted")):

@@ -12,7 +12,6 @@ from typing import Any
 import ray
 
 from raystate.actors.draining import draining_nodes
-from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.rays import state
 from raystate.in_threads import map_in_threads
 from raystate.waits import NODE_REACHED_S, SOON_S
@@ -83,18 +82,6 @@ def _has(value: str | None, wanted: str) -> bool:
     negated, wanted = wanted.startswith("!"), wanted.removeprefix("!")
     inside = wanted[3:-1].split(",") if wanted.startswith("in(") and wanted.endswith(")") else [wanted]
     return (value in [one.strip() for one in inside]) != negated
-
-
-def leaving(run_hash: str) -> frozenset[str]:
-    """Nodes that are to go away: Ray drains them, or the run's Coordinator was told so by their hosts."""
-    coordinator = find_actor(coordinator_name(run_hash))
-    told: frozenset[str] = frozenset()
-    if coordinator is not None:
-        try:
-            told = ray.get(coordinator.leaving.remote(), timeout=NODE_REACHED_S)
-        except Exception as error:  # it comes back just now, or storage has refused it
-            logger.debug("the Coordinator does not say which hosts go away: %s", error)
-    return told | draining_nodes().keys()
 
 
 def reachable(node_ids: frozenset[str]) -> frozenset[str]:

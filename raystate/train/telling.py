@@ -5,7 +5,7 @@ No answer is waited for, and nothing is lost if a message doesn't arrive.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Set
 from typing import Any
 
 from raystate.actors.naming import coordinator_name, find_actor
@@ -32,11 +32,6 @@ def prepare(run_hash: str, nodes: Set[str]) -> None:
 def ask_to_grow(run_hash: str, group: str, reason: str) -> None:
     """Have the ranks of this worker group stop at one step, to go on with more. It is asked again if they don't."""
     _tell(run_hash, "tell", StopAsked(reason=reason, within_s=None, group=group))
-
-
-def sweeps(run_hash: str, group: str, ranks: Collection[int]) -> None:
-    """The launcher ends these ranks: their ends lead to nothing."""
-    _tell(run_hash, "sweeps", group, tuple(ranks))
 
 
 def blame(run_hash: str, group: str, cause: str) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from ray.actor import ActorMethod
+from ray.train.v2._internal.execution.callback import ControllerCallback
 
 import raystate
 from raystate.actors.naming import run_actors
@@ -48,6 +50,42 @@ def test_each_death_is_told_as_the_rank_that_died(config: raystate.StateConfig, 
     written = [recovery.cause for _, recovery in read_ledger(open_storage(config.storage)).recoveries]
     assert set(written) <= {f"the process of rank {rank} died" for rank in killed}
     assert written, "those that made a step before the next death"
+
+
+class CountsCalls(ControllerCallback):
+    """Writes down what the launcher's process asks the Coordinator."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def after_controller_start(self, *_: Any) -> None:
+        remote = ActorMethod._remote
+
+        def counted(method: Any, *args: Any, **kwargs: Any) -> Any:
+            if method._actor._ray_actor_creation_function_descriptor.class_name == "CoordinatorActor":
+                with self.path.open("a") as file:
+                    file.write(f"{method._method_name}\n")
+            return remote(method, *args, **kwargs)
+
+        ActorMethod._remote = counted
+
+
+def test_a_death_costs_the_launcher_two_calls_of_the_coordinator(config: raystate.StateConfig, tmp_path: Path) -> None:
+    """They were six."""
+    calls = tmp_path / "calls"
+    calls.touch()
+
+    def launch(*args: Any, run_config: Any, **kwargs: Any) -> Any:
+        run_config.callbacks = [CountsCalls(calls)]
+        return raystate.fit(*args, run_config=run_config, **kwargs)
+
+    training = Training(config, tmp_path / "out", steps=20, step_s=0.0, pause_at=5, launch=launch)
+    training.wait_step(4)
+    before = calls.read_text()
+    training.kill_trainer(1)
+    result = training.finish()
+    assert [recovery.cause for recovery in result.recoveries] == ["the process of rank 1 died"]
+    assert calls.read_text().removeprefix(before).split() == ["ended", "blame"]
 
 
 def _start(config: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ from raystate.actors.draining import draining_nodes
 from raystate.cli import story
 from raystate.config import StateConfig
 from raystate.core.launcher.elastic import Sizes
-from raystate.runtime.ends import End
+from raystate.runtime.ends import End, Told
 from raystate.train import bundles, elastic, endings, group_actors, jax_backend, launch, nodes, standby, telling
 from raystate.train import callback as callback_module
 from raystate.train import trainer as trainer_module
@@ -191,7 +191,7 @@ def test_a_group_without_a_place_has_no_failures_of_its_own(monkeypatch: pytest.
     """After an interruption it counted as another one, and nobody ever gave up."""
     callback = RayTrainCallback(CONFIG)
     monkeypatch.setattr(callback_module.telling, "blame", lambda *_: None)
-    monkeypatch.setattr(RayTrainCallback, "_probe", lambda _self: lambda _s: None)
+    monkeypatch.setattr(RayTrainCallback, "_probe", lambda *_: lambda: None)
     monkeypatch.setattr(RayTrainCallback, "_release_half_started", lambda _self: None)
     callback._failures = {0: endings.RankFailure(error=raystate.Interrupted("told"))}
     decided: list[Any] = []
@@ -277,11 +277,10 @@ def test_who_is_not_known_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) ->
 
     asked: list[float] = []
     first = End(rank=1, kind="died", reason="trainer rank 1 died")
-    monkeypatch.setattr(
-        endings, "told_ends", lambda *_, within_s: asked.append(within_s) or (first, End(rank=0, kind="ended", reason=""))
-    )
+    told = Told(ends=(first, End(rank=0, kind="ended", reason="")), newest_step=7)
+    monkeypatch.setattr(endings, "told", lambda *_, within_s: asked.append(within_s) or told)
     callback = raystate.RayTrainCallback(CONFIG, max_failures=0)
-    callback._failures, callback._told = dead, ()
+    callback._failures, callback._told = dead, Told()
     with pytest.raises(raystate.RunFailedError, match="the process of rank 1 died"):
         callback._decide(WorkerGroupError("x", {}))
     assert len(asked) == 1

@@ -262,12 +262,12 @@ def test_when_nobody_says_who_was_first_the_living_are_asked(monkeypatch: pytest
     died, raised = endings.RankFailure(error=RuntimeError(), died=True), endings.RankFailure(error=ValueError("mine"))
     callback = RayTrainCallback(StateConfig(storage="/runs/a", run="a"))
     callback._workers = ["of rank 0", "of rank 1"]
-    monkeypatch.setattr(callback, "_end_workers", lambda but: None)
+    monkeypatch.setattr(callback, "_end_workers", lambda: None)
     monkeypatch.setattr(endings, "failures", lambda _: {0: died})
-    monkeypatch.setattr(endings, "told_ends", lambda *_: ())
+    monkeypatch.setattr(endings, "told", lambda *_, **how: None)
     monkeypatch.setattr(endings, "late_failures", lambda _, failed, **how: {1: raised} if failed == {0} and how["once"] else {})
     callback.after_worker_group_poll_status(SimpleNamespace(worker_statuses={}))
-    ending = endings.classify(TrainingFailedError(), callback._failures, callback._told)
+    ending = endings.classify(TrainingFailedError(), callback._failures, callback._ends)
     assert (ending.rank, ending.error) == (1, raised.error)
 
 
