@@ -147,9 +147,7 @@ class Run:
             return ray.get([self.coordinator.ask.remote(ask) for ask in asks], timeout=START_S)
 
         self._say(-1, number=0, lineage="")
-        joined = asked(
-            Joined, group=lambda _: "g", world=lambda _: count, host=lambda rank: self._ids[rank], nonce=lambda rank: f"n{rank}"
-        )
+        joined = asked(Joined, group=lambda _: "g", world=lambda _: count, host=lambda rank: self._ids[rank])
         self._lineage = joined[0].lineage
         self._say(-1, number=1)
         choice = asked(RestoreAsked, lineage=lambda _: self._lineage, word=lambda _: 1)[0]

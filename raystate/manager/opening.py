@@ -131,9 +131,9 @@ def membership(context: Any) -> tuple[int, int, str, str | None]:
         check_world(context.world)
         return rank, world, context.group, context.launch
     if world == 1:
-        return 0, 1, secrets.token_hex(8), None
+        return 0, 1, secrets.token_hex(4), None
     from jax.experimental import multihost_utils
 
-    token = np.frombuffer(secrets.token_bytes(8), np.uint8)
+    token = np.frombuffer(secrets.token_bytes(4), np.uint8)
     group = bytes(np.asarray(multihost_utils.broadcast_one_to_all(token))).hex()
     return rank, world, group, group

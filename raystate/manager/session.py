@@ -94,13 +94,12 @@ class Session:
             self._take_back_stacks = stacks.offer(self.arena_path)
 
     def _join(self, group: str) -> JoinReply:
-        nonce = secrets.token_hex(4)
         give_up_s = self.link.clock() + self.config.start_timeout_s
         while True:
             try:
                 return self.ask(
                     JoinReply,
-                    lambda ask: Joined(ask=ask, group=group, rank=self.rank, world=self.world, host=self.host, nonce=nonce),
+                    lambda ask: Joined(ask=ask, group=group, rank=self.rank, world=self.world, host=self.host),
                     timeout_s=self.config.start_timeout_s,
                     phase="start",
                 )

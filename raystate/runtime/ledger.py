@@ -20,7 +20,6 @@ from raystate.core.formats.messages import (
     EndTrainers,
     HostReported,
     Intent,
-    Joined,
     JoinReply,
     RestoreAsked,
     RestoreSettled,
@@ -41,7 +40,6 @@ logger = logging.getLogger("raystate.coordinator")
 EVENTS = ".raystate/events"
 REMEMBERED_GROUPS = 8  # older ones are no news any more
 REMEMBERED_SAVES = 64  # that are under way
-_REMEMBERED_ASKS = 1 << 16  # of ranks that join
 _READERS = 16  # objects at a time
 _SAVE = "save-"  # in the names of what is noted of saves
 _TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool}
@@ -94,7 +92,7 @@ class _OpenRecovery:
     """A restart that has not led to a new step yet."""
 
     lineage: str  # of the trainers that ended
-    group: str  # their launcher's name of them
+    group: str  # whose end it is: theirs, or that of a group after them which never joined
     since_s: float
     newest: int  # the step that had been reached
     step: int = -1
@@ -106,7 +104,6 @@ class _OpenRecovery:
 class _Past:
     """What is known of one worker group."""
 
-    name: str | None = None  # its launcher's; None: it has not joined this Coordinator
     newest: int = -1  # newest step seen
     has_died: bool = False
     has_begun: bool = False  # its end has begun a recovery
@@ -128,8 +125,7 @@ class Ledger:
         self._storage = storage
         self.lock = threading.RLock()
         self._attempt = -1
-        self._pasts: dict[str, _Past] = {}  # by the nonce that all lineages of a worker group share
-        self._joining: dict[str, str] = {}  # ask -> group
+        self._pasts: dict[str, _Past] = {}  # by worker group
         self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says; "": it didn't know
         self._left: tuple[str, float] | None = None  # the lineage of trainers that left on purpose, and when the first did
         self._open: _OpenRecovery | None = None
@@ -156,32 +152,29 @@ class Ledger:
             if group in self._blamed:
                 return  # a start that fails before its group has a name is told of the group before
             remember(self._blamed, group, cause, most=REMEMBERED_GROUPS)
-            if self._named(group) is None:
+            if group not in self._pasts:
                 self._stranger_ended(group, now_s)
 
     def sweeps(self, group: str, ranks: Collection[int]) -> None:
         """The launcher ends these ranks of a group, because others have ended."""
         with self.lock:
-            if (past := self._named(group)) is not None and past.swept is None:
+            if (past := self._pasts.get(group)) is not None and past.swept is None:
                 past.swept = frozenset(ranks)
 
     def ends(self, group: str) -> Told:
         """How the trainers of a worker group ended, as far as this is known."""
         with self.lock:
-            past = self._named(group)
+            past = self._pasts.get(group)
             if past is None:
                 return Told(ends=None, newest_step=self.newest_step)
             ends = past.ends.in_order
             return Told(ends=ends, awaited=past.hanging - {end.rank for end in ends}, newest_step=self.newest_step)
 
-    def _named(self, group: str) -> _Past | None:
-        return next((past for past in self._pasts.values() if past.name == group), None)
-
     def _past(self, lineage: str) -> _Past:
-        nonce = group_of(lineage)
-        if nonce not in self._pasts:
-            remember(self._pasts, nonce, _Past(), most=REMEMBERED_GROUPS)
-        return self._pasts[nonce]
+        group = group_of(lineage)
+        if group not in self._pasts:
+            remember(self._pasts, group, _Past(), most=REMEMBERED_GROUPS)
+        return self._pasts[group]
 
     def _cause(self, ended: _OpenRecovery) -> str:
         if blamed := self._blamed.get(ended.group):
@@ -206,6 +199,7 @@ class Ledger:
             case TrainerExited(lineage=lineage, clean=False) if not self._past(lineage).has_died:
                 self._begin_recovery(lineage, now_s)
             case TrainerExited(lineage=lineage) if self._left is None or group_of(self._left[0]) != group_of(lineage):
+                self._past(lineage)
                 self._left = (lineage, now_s)
             case EndTrainers(lineage=lineage, announced=announced, hanging=hanging):
                 past = self._past(lineage)
@@ -214,10 +208,8 @@ class Ledger:
                 past.is_announced |= announced
             case RestoreAsked(lineage=lineage, rollback=True) if (order := lineage_order(lineage)) > self._rolled_back:
                 self._rolled_back, self.newest_step = order, -1
-            case Joined(ask=ask, group=group):
-                remember(self._joining, ask, group, most=_REMEMBERED_ASKS)
-            case Answer(ask=ask, reply=JoinReply(lineage=lineage)) if ask in self._joining:
-                self._past(lineage).name = self._joining.pop(ask)
+            case Answer(reply=JoinReply(lineage=lineage)):
+                self._past(lineage)
                 if self._left is not None and group_of(self._left[0]) != group_of(lineage):
                     self._begin_left()
             case Answer(reply=RestoreSettled(step=step, tier=tier)) if self._open is not None:
@@ -251,9 +243,9 @@ class Ledger:
         if past.has_begun:
             return
         past.has_begun = past.has_died = True
-        group, newest = past.name or "", past.newest
+        group, newest = group_of(lineage), past.newest
         if (before := self._open) is not None:
-            if (group and group == before.group) or lineage_order(lineage) < lineage_order(before.lineage):
+            if group == before.group or lineage_order(lineage) < lineage_order(before.lineage):
                 return  # late news of those that are known to have ended, or of those before them
             newest = max(newest, before.newest)  # none of these steps has been done again
             self._closed(before, group, since_s, back=False)
@@ -261,13 +253,9 @@ class Ledger:
 
     def _stranger_ended(self, group: str, now_s: float) -> None:
         """A group has ended that never joined."""
-        if self._left is not None and self._past(self._left[0]).name:
-            self._begin_left()
+        self._begin_left()
         before = self._open
         if before is None:
-            return
-        if not before.group:  # it joined a Coordinator that is gone: this is its name
-            before.group = group
             return
         self._closed(before, group, now_s, back=False)
         self._open = _OpenRecovery(lineage=before.lineage, group=group, since_s=now_s, newest=before.newest)
@@ -279,7 +267,7 @@ class Ledger:
             return
         if lineage_order(lineage) < lineage_order(before.lineage):
             return
-        self._closed(before, past.name or "", now_s, back=True)
+        self._closed(before, group_of(lineage), now_s, back=True)
         self._open = None
 
     def _closed(self, ended: _OpenRecovery, group: str, now_s: float, *, back: bool) -> None:

@@ -184,7 +184,7 @@ class RayTrainCallback(_Callback):
             nodes.wait_for_room(pinned_to, worker_group_context.resources_per_worker, deadline_s=MOMENT_S)
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
-        self._group = secrets.token_hex(8)
+        self._group = secrets.token_hex(4)
         self._groups += 1
         self._workers = list(workers)
         self._failures, self._told = {}, None

@@ -174,7 +174,7 @@ def recovered(groups: Groups, *between: Any) -> str:
 def exit_of(rank: int, *, was_ended: bool = False) -> TrainerExited:
     how = "was ended" if was_ended else "died"
     return TrainerExited(
-        host=HOSTS[rank], lineage="1.2.x1", rank=rank, clean=False, reason=f"trainer rank {rank} {how}", ended=was_ended
+        host=HOSTS[rank], lineage="1.2.g1", rank=rank, clean=False, reason=f"trainer rank {rank} {how}", ended=was_ended
     )
 
 
@@ -191,7 +191,7 @@ def ledger_of(name: str) -> Ledger:
 
 
 def test_the_ledger_names_the_rank_that_died():
-    stop = EndTrainers(host=HOSTS[0], lineage="1.2.x1", reason="rank 1 died")
+    stop = EndTrainers(host=HOSTS[0], lineage="1.2.g1", reason="rank 1 died")
     assert recovered(Groups("l1"), exit_of(1), stop, exit_of(0, was_ended=True)) == "the process of rank 1 died"
     groups = Groups("l2")
     assert recovered(groups, exit_of(1), exit_of(0)) == "the process of rank 0 died", "jax has ended rank 1"
@@ -202,7 +202,7 @@ def test_the_ledger_names_the_rank_that_died():
 
 def test_who_was_ended_because_a_node_goes_away_has_not_failed():
     groups = Groups("l6")
-    stop = EndTrainers(host=HOSTS[0], lineage="1.2.x1", reason="the node of rank 1 goes away", announced=True)
+    stop = EndTrainers(host=HOSTS[0], lineage="1.2.g1", reason="the node of rank 1 goes away", announced=True)
     assert recovered(groups, stop, exit_of(0, was_ended=True), exit_of(1, was_ended=True)) == "trainer rank 0 was ended"
     assert [end.kind for end in ends_of(groups.ledger)] == ["interrupted", "interrupted"]
     other = Groups("l7")
@@ -218,7 +218,7 @@ def test_the_launchers_word_wins():
 
 def test_an_exception_is_told_before_the_exit():
     groups = Groups("l4")
-    groups.ledger.raised("1.2.x1", raised(1, KeyError("k")))
+    groups.ledger.raised("1.2.g1", raised(1, KeyError("k")))
     assert recovered(groups, exit_of(1), exit_of(0, was_ended=True)) == "rank 1 raised KeyError: 'k'"
 
 
@@ -230,14 +230,14 @@ def test_after_a_rollback_the_newest_step_is_that_of_the_new_lineage():
         ledger.observe(HostReported(summary=HostSummary(host=HOSTS[0], incarnation="i", seq=number, trainers=(seen,))), 1.0)
         return ledger.newest_step
 
-    assert trained("1.2.x1", 1000, 1) == 1000
-    assert trained("1.4.x2", 990, 2) == 1000, "a restore of the newest step there is gives up nothing"
+    assert trained("1.2.g1", 1000, 1) == 1000
+    assert trained("1.4.g2", 990, 2) == 1000, "a restore of the newest step there is gives up nothing"
     for rank in range(2):
-        ledger.observe(RestoreAsked(ask=Ask(f"r{rank}"), lineage="1.4.x2", rank=rank, step=10, rollback=True), 2.0)
+        ledger.observe(RestoreAsked(ask=Ask(f"r{rank}"), lineage="1.4.g2", rank=rank, step=10, rollback=True), 2.0)
         assert ledger.newest_step == -1
-        assert trained("1.4.x2", 1000, 3 + rank) == -1, "a late report of what was given up"
-    assert trained("1.5.x2", 10, 5) == 10
-    assert trained("1.5.x2", 11, 6) == 11
+        assert trained("1.4.g2", 1000, 3 + rank) == -1, "a late report of what was given up"
+    assert trained("1.5.g2", 10, 5) == 10
+    assert trained("1.5.g2", 11, 6) == 11
 
 
 # ---------------------------------------------------------------- restarts that fail
@@ -252,20 +252,20 @@ class Groups:
     def join(self, number: int, now_s: float) -> None:
         for rank, host in HOSTS.items():
             ask = Ask(f"{number}{rank}")
-            self.ledger.observe(Joined(ask=ask, group=f"g{number}", rank=rank, world=2, host=host, nonce="x"), now_s)
-            reply = JoinReply(lineage=f"1.{2 * number - 1}.x{number}", attempt=1, host_count=len(HOSTS), newest_step=-1)
+            self.ledger.observe(Joined(ask=ask, group=f"g{number}", rank=rank, world=2, host=host), now_s)
+            reply = JoinReply(lineage=f"1.{2 * number - 1}.g{number}", attempt=1, host_count=len(HOSTS), newest_step=-1)
             self.ledger.observe(Answer(ask=ask, reply=reply), now_s)
 
     def restore(self, step: int, now_s: float) -> None:
         self.ledger.observe(Answer(ask=Ask("r"), reply=RestoreSettled(step=step, tier="memory")), now_s)
 
     def train(self, number: int, step: int, now_s: float) -> None:
-        seen = TrainerSeen(rank=0, world=2, lineage=f"1.{2 * number}.x{number}", newest_step=step)
+        seen = TrainerSeen(rank=0, world=2, lineage=f"1.{2 * number}.g{number}", newest_step=step)
         self.ledger.observe(HostReported(summary=HostSummary(host=HOSTS[0], incarnation="i", seq=1, trainers=(seen,))), now_s)
 
     def end(self, number: int, rank: int, now_s: float, *, clean: bool = False) -> None:
         text = f"g{number}: rank {rank} {'left' if clean else 'died'}"
-        lineage = f"1.{2 * number}.x{number}"
+        lineage = f"1.{2 * number}.g{number}"
         self.ledger.observe(TrainerExited(host=HOSTS[rank], lineage=lineage, rank=rank, clean=clean, reason=text), now_s)
 
     def told(self) -> list[tuple[str, str, float, int, bool]]:
@@ -364,12 +364,12 @@ def test_ranks_that_hang_are_awaited_until_they_have_said_where_they_are() -> No
     groups.join(1, 0.0)
     groups.train(1, 7, 9.0)
     for rank, host in HOSTS.items():
-        order = EndTrainers(host=host, lineage="1.2.x1", reason="no step for 30 s", hanging=(rank,))
+        order = EndTrainers(host=host, lineage="1.2.g1", reason="no step for 30 s", hanging=(rank,))
         groups.ledger.observe(order, 40.0)
     for rank, host in HOSTS.items():
         told = groups.ledger.ends("g1")
         assert told.awaited == set(range(rank, 2)) and not told.has(())
-        exited = TrainerExited(host=host, lineage="1.2.x1", rank=rank, clean=False, reason="no step", hung=True, stack=f"at {rank}")
+        exited = TrainerExited(host=host, lineage="1.2.g1", rank=rank, clean=False, reason="no step", hung=True, stack=f"at {rank}")
         groups.ledger.observe(exited, 41.0)
     assert groups.ledger.ends("g1").has({0, 1}) and not groups.ledger.ends("g1").has({2})
     assert [(end.kind, end.traceback) for end in ends_of(groups.ledger)] == [("hung", "at 0"), ("hung", "at 1")]

@@ -42,7 +42,7 @@ CONFIG = raystate.StateConfig(storage="/runs/a", run="a", keep_last=1)
 def joins(presence: Presence, now_s: float, lineage: str = "1.1.x", world: int = 1) -> None:
     for rank in range(world):
         ask = Ask(f"{lineage}-{rank}")
-        presence.observe(Joined(ask=ask, group="g", rank=rank, world=world, host=HOST, nonce="x"), now_s)
+        presence.observe(Joined(ask=ask, group="g", rank=rank, world=world, host=HOST), now_s)
     for rank in range(world):
         reply = JoinReply(lineage=lineage, attempt=1, host_count=1, newest_step=-1)
         presence.observe(Answer(ask=Ask(f"{lineage}-{rank}"), reply=reply), now_s)
@@ -95,7 +95,7 @@ def test_a_trainer_that_never_connects_is_gone_once_its_host_does_not_list_it():
 
 def test_one_that_waits_for_the_other_ranks_is_alive_although_no_host_lists_it():
     presence = Presence()
-    presence.observe(Joined(ask=Ask("1"), group="g", rank=0, world=2, host=HOST, nonce="x"), 0.0)
+    presence.observe(Joined(ask=Ask("1"), group="g", rank=0, world=2, host=HOST), 0.0)
     reports(presence, 30.0)
     assert presence.alive(30.0)
     assert not presence.alive(61.0)
@@ -322,7 +322,7 @@ def test_a_script_that_was_edited_is_not_held_to_its_old_policy() -> None:
     another = dataclasses.replace(SCRIPT, config=config([1, 2]))
     assert admission(another) == Admission(), "another process of the same launch"
     used = Presence()
-    used.observe(Joined(ask=Ask("1"), group="g", rank=0, world=1, host=HOST, nonce="x"), 1.0)
+    used.observe(Joined(ask=Ask("1"), group="g", rank=0, world=1, host=HOST), 1.0)
     again = admit(dataclasses.replace(SCRIPT, config=old), another, used, config=old, owner_s=0.0, now_s=2000.0, takeover=False)
     assert set(again.replaces) == {"keep_policy"}, "a notebook whose cell was edited opens the run again"
 

@@ -162,7 +162,7 @@ class Driver:
             self.seen[host] = []
             self.report(host)
         for rank, host in enumerate(hosts):
-            self.send(Joined(ask=self.ask(), group=group, rank=rank, world=self.world, host=HostId(host), nonce=f"{group}{rank}"))
+            self.send(Joined(ask=self.ask(), group=group, rank=rank, world=self.world, host=HostId(host)))
         reply = self.replies(JoinReply)[-1]
         self.lineage = reply.lineage
         for rank in range(self.world):

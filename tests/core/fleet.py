@@ -157,9 +157,7 @@ class Fleet:
             self.seen[host] = ()
             self.report(host)
         for host in range(self.count):
-            self.send(
-                Joined(ask=self.ask(), group=group, rank=host, world=self.count, host=HostId(str(host)), nonce=f"{group}{host}")
-            )
+            self.send(Joined(ask=self.ask(), group=group, rank=host, world=self.count, host=HostId(str(host))))
         self.settle()
         self.lineage = next(one.lineage for one in reversed(self.said) if isinstance(one, JoinReply))
 

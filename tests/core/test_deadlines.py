@@ -47,7 +47,7 @@ def said(driver: Driver, pattern: str) -> None:
 def test_start():
     driver = Driver(start_timeout_s=LIMIT_S)
     driver.host_up("a")
-    driver.send(Joined(ask=Ask("q"), group="g", rank=1, world=3, host=HostId("a"), nonce="n"))
+    driver.send(Joined(ask=Ask("q"), group="g", rank=1, world=3, host=HostId("a")))
     driver.tick(21.0)
     message = failure(driver, "start", [0, 2])
     assert message == ("rank 0, rank 2 of 3 did not construct a StateManager within 21.0 s of the first; rank 1 (host a) did")

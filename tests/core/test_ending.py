@@ -401,13 +401,13 @@ def test_who_joins_while_the_run_ends_waits_for_the_next_coordinator():
     driver.auto = False
     driver.leave(driver.key(2), driver.key(2))
     assert driver.core.leaving.phase == "closing"
-    driver.send(Joined(ask=Ask("new"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
+    driver.send(Joined(ask=Ask("new"), group="h", rank=0, world=2, host=HostId("a")))
     [refused] = driver.replies(Failure)
     assert (refused.error, refused.details) == ("StaleAttemptError", {"released": True})
     driver.auto = True
     driver.tick(1000.0)
     assert driver.core.finished
-    driver.send(Joined(ask=Ask("again"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
+    driver.send(Joined(ask=Ask("again"), group="h", rank=0, world=2, host=HostId("a")))
     assert driver.replies(Failure)[-1].details == {"released": True}
 
 
@@ -415,7 +415,7 @@ def test_a_trainer_that_has_just_joined_is_a_sign_of_life():
     driver = running(idle_timeout_s=60.0)
     driver.tick(59.0)
     driver.auto = False  # no host reports for a while
-    driver.send(Joined(ask=Ask("j"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
+    driver.send(Joined(ask=Ask("j"), group="h", rank=0, world=2, host=HostId("a")))
     driver.tick(100.0)
     assert driver.core.leaving.phase == "open"
 

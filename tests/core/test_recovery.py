@@ -263,7 +263,7 @@ def test_recovery_waits_for_a_host_that_restarts():
     driver = running(host_timeout_s=5.0)
     driver.stage(3)
     place = driver.place
-    driver.send(Joined(ask=Ask("j"), group="h", rank=0, world=1, host=HostId("a"), nonce="n"))
+    driver.send(Joined(ask=Ask("j"), group="h", rank=0, world=1, host=HostId("a")))
     driver.lineage = driver.replies(JoinReply)[-1].lineage
     driver.world, driver.seen = 1, {"a": [], "b": []}
     driver.word(0, -1)

@@ -178,7 +178,6 @@ class TrainerProc(Proc):
                 rank=self.rank,
                 world=len(self.group.members),
                 host=self.node.id,
-                nonce=f"{self.group.name}r{self.rank}",
             )
         )
 

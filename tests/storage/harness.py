@@ -158,8 +158,7 @@ class Process:
     def join(self) -> None:
         """A worker group starts: one rank on each host, which have nothing in memory."""
         joined = [
-            self._ask(Joined, group=f"{self.name}g", rank=rank, world=HOSTS, host=host, nonce=f"{self.name}{rank}")
-            for rank, host in enumerate(self.hosts.ids)
+            self._ask(Joined, group=f"{self.name}g", rank=rank, world=HOSTS, host=host) for rank, host in enumerate(self.hosts.ids)
         ]
         self.lineage = self._answer(joined[0], JoinReply).lineage
         self.hosts.word(self.lineage, -1)

@@ -31,7 +31,7 @@ class _Stop:
 
     Attributes:
         reason: why.
-        only: nonce of the one worker group that is meant; "": any that trains.
+        only: the one worker group that is meant; "": any that trains.
         agree_until_s: a common step must be agreed on by then.
         gone_s: then some trainers may be gone; inf: none goes away.
         is_late: half of the time has passed; the newest snapshot was made durable, if need be.
@@ -85,13 +85,13 @@ class Agreement:
             agree_until_s = now_s + to_agree_s
             if self._stop is not None:
                 agree_until_s = min(agree_until_s, self._stop.agree_until_s)
-            self._stop = _Stop(reason, "" if only is None else only.nonce, agree_until_s, gone_s)
+            self._stop = _Stop(reason, "" if only is None else only.name, agree_until_s, gone_s)
             when = "" if within_s is None else f", within {within_s:.1f} s"
             self.context.log("info", f"stop asked{when}: {reason}")
 
     def _forget_stop_of_others(self, group: Group | None) -> None:
         stop = self._stop
-        if stop is not None and stop.only and group is not None and group.nonce != stop.only:
+        if stop is not None and stop.only and group is not None and group.name != stop.only:
             self._stop = None
 
     def take_last_stable_wanted(self) -> bool:
@@ -168,7 +168,7 @@ class Agreement:
                 self.snapshots.propose(inherited)
                 self._until_s = self.context.now_s + self.context.settings.barrier_timeout_s
                 self.context.log("info", f"went on with proposal {inherited.id} of an earlier attempt: {inherited.state}")
-        if self._group is None or self._group.nonce != group.nonce:
+        if self._group is None or self._group.name != group.name:
             self._released = 0  # its hosts may still show what was withdrawn from the group before, and its ranks agree to that
         self._group = group
         self._tries = 0

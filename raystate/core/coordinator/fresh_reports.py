@@ -66,7 +66,7 @@ class RestoreReports(FreshReports):
 
     def is_fresh(self, view: HostView, group: Group) -> bool:
         """The host's last report was made after all ranks had asked, and no trainer of an older worker group is left there."""
-        return self.is_answered(view) and all(group_of(one.lineage) == group.nonce for one in view.trainers)
+        return self.is_answered(view) and all(group_of(one.lineage) == group.name for one in view.trainers)
 
     def give_up_late(self, group: Group, waited_s: float) -> None:
         """Count hosts as down that have had their time to answer, so that the restore goes on without what they hold."""

@@ -50,8 +50,8 @@ class Group:
         return lineage_order(self.lineage)
 
     @property
-    def nonce(self) -> str:
-        """The same in all lineages of the worker group."""
+    def name(self) -> str:
+        """The same in all lineages of the worker group, drawn by its launcher."""
         return group_of(self.lineage)
 
     @property
@@ -85,7 +85,7 @@ class Joins:
         self.memory = memory
         self.journal = journal
         self.group: Group | None = None
-        self.ended: dict[str, str] = {}  # worker group (its lineages' nonce) -> why
+        self.ended: dict[str, str] = {}  # worker group -> why
         self._counter = 0
         self.name = ""  # of the group that is joining or has joined
         self._past: set[str] = set()
@@ -177,7 +177,7 @@ class Joins:
             # Not at the first rank: that may be a late message of a group which this Coordinator has never known.
             self.end(f"a new worker group ({self.name}) has joined")
         self._counter += 1
-        lineage = str(Lineage(context.attempt, self._counter, self._members[0].nonce))
+        lineage = str(Lineage(context.attempt, self._counter, self.name))
         hosts = {rank: self._members[rank].host for rank in sorted(self._members)}
         self.group = Group(lineage, self._world, hosts, context.now_s, adopted=False)
         for host in hosts.values():
@@ -218,11 +218,11 @@ class Joins:
         Args:
             restoring: any lineage of the present worker group may: it may not have heard of the next one.
         """
-        nonce = group_of(lineage)
-        if nonce in self.ended:
-            return f"lineage {lineage} has ended: {self.ended[nonce]}"
+        name = group_of(lineage)
+        if name in self.ended:
+            return f"lineage {lineage} has ended: {self.ended[name]}"
         group = self.group
-        if group is not None and (group.lineage == lineage or (restoring and group.nonce == nonce)):
+        if group is not None and (group.lineage == lineage or (restoring and group.name == name)):
             return None
         if group is None or (group.adopted and lineage_order(lineage) > group.order):
             self.adopt(lineage)
@@ -240,7 +240,7 @@ class Joins:
     def adopt(self, lineage: str) -> None:
         """A group that an earlier attempt started is still there: go on with it."""
         old = self.group
-        same = old is not None and old.nonce == group_of(lineage)
+        same = old is not None and old.name == group_of(lineage)
         if old is not None and old.alive and not same:
             self.end(f"lineage {lineage} is newer")
         world, hosts = (old.world, old.hosts) if old is not None and same else (None, {})
@@ -255,7 +255,7 @@ class Joins:
         """
         assert self.group is not None
         self._counter += 1
-        return str(Lineage(self.context.attempt, self._counter, self.group.nonce))
+        return str(Lineage(self.context.attempt, self._counter, self.group.name))
 
     def renew(self, lineage: str) -> Group:
         """The present worker group has restored: it goes on in a lineage of its own."""
@@ -295,17 +295,17 @@ class Joins:
 
     def _group_of(self, view: HostView, one: TrainerSeen) -> Group | None:
         """The present group if the trainer is in its lineage; a trainer of another group is ended or adopted."""
-        group, nonce = self.group, group_of(one.lineage)
+        group, name = self.group, group_of(one.lineage)
         if group is not None and one.lineage == group.lineage:
             return group
-        if nonce in self.ended:
-            self._tell_end(view.host, one.lineage, self.ended[nonce])
+        if name in self.ended:
+            self._tell_end(view.host, one.lineage, self.ended[name])
             return None
         newer = group is None or (group.adopted and lineage_order(one.lineage) > group.order)
         if newer:
             self.adopt(one.lineage)
             return self.group
-        if group is not None and nonce != group.nonce and lineage_order(one.lineage) < group.order:
+        if group is not None and name != group.name and lineage_order(one.lineage) < group.order:
             self._tell_end(view.host, one.lineage, f"replaced by lineage {group.lineage}")
         return None  # of the same worker group: it has not heard of the restore yet
 
@@ -322,16 +322,16 @@ class Joins:
 
     def exited(self, event: TrainerExited) -> None:
         """A trainer's process is gone: unless it left on purpose, its group cannot go on."""
-        nonce, group = group_of(event.lineage), self.group
-        if event.clean and group is not None and group.nonce == nonce:
+        name, group = group_of(event.lineage), self.group
+        if event.clean and group is not None and group.name == name:
             group.left.add(event.rank)
         if event.stack:  # of each: those that hung together end one by one
             self.context.log("error", f"rank {event.rank} was at\n{event.stack}")
-        if event.clean or nonce in self.ended:
+        if event.clean or name in self.ended:
             return
-        if group is None or group.nonce != nonce:
+        if group is None or group.name != name:
             if group is None or lineage_order(event.lineage) > group.order:
-                self.ended[nonce] = f"rank {event.rank} on host {event.host} exited: {event.reason}"
+                self.ended[name] = f"rank {event.rank} on host {event.host} exited: {event.reason}"
             return
         group.hosts.setdefault(event.rank, event.host)
         self.end(f"rank {event.rank} on host {event.host} exited: {event.reason}", spare=event.host)
@@ -343,7 +343,7 @@ class Joins:
             return
         group.alive = False
         group.why_ended = why
-        self.ended[group.nonce] = why
+        self.ended[group.name] = why
         self.context.log("warning", f"lineage {group.lineage} has ended: {why}")
         for host in sorted(set(group.hosts.values())):
             # The host of the dead rank may have other ranks of the group.
@@ -357,7 +357,7 @@ class Joins:
     def lost_text(self, key: SnapshotId) -> str:
         """What became of a snapshot that was complete, for messages."""
         group, snap = self.group, self.memory.snaps.get(key)
-        hosts = group.hosts if group is not None and group.nonce == group_of(key.lineage) else {}
+        hosts = group.hosts if group is not None and group.name == group_of(key.lineage) else {}
         missing = [] if snap is None else [rank for rank in range(snap.world) if rank not in snap.pieces]
         return f"its snapshot of {ranks_text(missing, hosts)} is lost" if missing else "its hosts have lost its snapshot"
 

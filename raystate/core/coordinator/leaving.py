@@ -153,8 +153,8 @@ class Leaving:
         """The steps that the last group was promised and that are not durable, but for `told`, which
         is named already."""
         group, fate = self.joins.group, self.saves.fate
-        nonce = "" if group is None else group.nonce
-        lost = {key: why for key, why in self.journal.facts.given_up.items() if group_of(key.lineage) == nonce}
+        name = "" if group is None else group.name
+        lost = {key: why for key, why in self.journal.facts.given_up.items() if group_of(key.lineage) == name}
         for snap in self.memory.snaps.values():
             if snap.promised_by_some and self.memory.believed(snap.lineage, snap.step):
                 lost.setdefault(snap.id, "it is in host memory and waits for storage" if snap.complete else UNFINISHED)

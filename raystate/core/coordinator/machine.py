@@ -304,10 +304,7 @@ class Coordinator:
             self.notices.leaving(event.host, event)
             return
         group = self.joins.group
-        # One that an earlier attempt has started is not known by its launcher's name.
-        if event.group and (
-            group is None or not group.alive or self.joins.name not in ("", event.group) or self.leaving.phase != "open"
-        ):
+        if event.group and (group is None or not group.alive or group.name != event.group or self.leaving.phase != "open"):
             self._context.log("debug", f"no trainer is asked to stop, the group has ended or is ending: {event.reason}")
             return
         self.agreement.stop(event.reason, event.within_s, group if event.group else None)

@@ -71,8 +71,8 @@ class Notices:
             return
         for host in sorted(self._ends.keys() & group.hosts.values()):
             end = self._ends[host]
-            if end.asked is None or (end.asked != group.nonce and self.context.now_s < end.until_s):
-                end.asked = group.nonce
+            if end.asked is None or (end.asked != group.name and self.context.now_s < end.until_s):
+                end.asked = group.name
                 self._ask(host, end, group)
 
     def _ask(self, host: HostId, end: _End, group: Group) -> None:

@@ -138,7 +138,7 @@ class Restores:
     # ---------------------------------------------------------------- progress
 
     def _is_for(self, group: Group) -> bool:
-        return self._group is not None and self._group.nonce == group.nonce
+        return self._group is not None and self._group.name == group.name
 
     def _begin(self, group: Group) -> None:
         if self.phase != "idle":
@@ -176,7 +176,7 @@ class Restores:
     def _go_through(self) -> None:
         group, present = self._group, self.joins.group
         assert group is not None
-        if present is not None and present.nonce == group.nonce:
+        if present is not None and present.name == group.name:
             self._group = group = present  # an adopted group may turn out to be in a later lineage
         if not group.alive or present is not group:
             self._fail("StaleAttemptError", f"lineage {group.lineage} has ended: {group.why_ended or 'replaced'}")

@@ -47,7 +47,6 @@ class Joined:
     rank: int
     world: int
     host: HostId
-    nonce: str  # random; rank 0's becomes the lineage's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

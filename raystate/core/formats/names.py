@@ -23,15 +23,15 @@ class Lineage(NamedTuple):
     Attributes:
         attempt: of the Coordinator that drew it.
         counter: counts the lineages of that attempt.
-        nonce: random, of the worker group: all lineages of one worker group share it.
+        group: random name of the start of the worker group, drawn by its launcher; the same in all its lineages.
     """
 
     attempt: int
     counter: int
-    nonce: str
+    group: str
 
     def __str__(self) -> str:
-        return f"{self.attempt}.{self.counter}.{self.nonce}"
+        return f"{self.attempt}.{self.counter}.{self.group}"
 
 
 @lru_cache(maxsize=1024)
@@ -39,13 +39,13 @@ def lineage_order(text: str) -> Lineage:
     """The lineage of this name, to be compared with others; "" is before all."""
     if not text:
         return Lineage(0, 0, "")
-    attempt, counter, nonce = text.split(".", 2)
-    return Lineage(int(attempt), int(counter), nonce)
+    attempt, counter, group = text.split(".", 2)
+    return Lineage(int(attempt), int(counter), group)
 
 
 def group_of(lineage: str) -> str:
-    """What the lineages of one worker group have in common; "" for no lineage."""
-    return lineage_order(lineage).nonce
+    """The worker group that trains in it; "" for no lineage."""
+    return lineage_order(lineage).group
 
 
 def told_newest(ones: Sequence[object]) -> str:
