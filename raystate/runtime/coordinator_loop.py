@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, assert_never
 
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.coordinator.retention import Keep
+from raystate.core.coordinator.status import under_way
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StaleAttemptError, StorageError
 from raystate.core.formats.messages import (
     Advice,
@@ -23,6 +24,7 @@ from raystate.core.formats.messages import (
     Answer,
     Append,
     BuildPackage,
+    CarriedOut,
     CarryOut,
     Claimed,
     Command,
@@ -298,11 +300,12 @@ class CoordinatorLoop:
             self._look_s = now_s + ASKED_AGAIN_S
             self._storing.look_for_dead()
         self.ledger.observe(event, now_s)
-        self._long_waits.observe(event, now_s)
+        if isinstance(event, CarriedOut) and not event.error and event.intent.kind == "commit":
+            self.ledger.saved(event.intent, self._long_waits.since_s(event.intent.save), now_s)
         for command in self._decide(event, now_s, more):
             self.ledger.observe(command, now_s)
-            self._long_waits.observe(command, now_s)
             self._execute(command)
+        self._long_waits.look(under_way(self.machine), event, now_s)
 
     def _decide(self, event: Event, now_s: float, more: bool) -> Sequence[Command]:
         commands: Sequence[Command] = ()

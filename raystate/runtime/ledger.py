@@ -16,7 +16,6 @@ from raystate.core.coordinator.context import remember
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import (
     Answer,
-    CarriedOut,
     EndTrainers,
     HostReported,
     Intent,
@@ -24,7 +23,6 @@ from raystate.core.formats.messages import (
     RestoreAsked,
     RestoreSettled,
     TrainerExited,
-    Write,
     group_of,
     lineage_order,
 )
@@ -39,7 +37,6 @@ logger = logging.getLogger("raystate.coordinator")
 
 EVENTS = ".raystate/events"
 REMEMBERED_GROUPS = 8  # older ones are no news any more
-REMEMBERED_SAVES = 64  # that are under way
 _READERS = 16  # objects at a time
 _SAVE = "save-"  # in the names of what is noted of saves
 _TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool}
@@ -129,7 +126,6 @@ class Ledger:
         self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says; "": it didn't know
         self._left: tuple[str, float] | None = None  # the lineage of trainers that left on purpose, and when the first did
         self._open: _OpenRecovery | None = None
-        self._saving: dict[str, float] = {}  # save -> since when
         self._writing: list[threading.Thread] = []
         self.presence = Presence()
         self.recoveries: list[LoggedRecovery] = []
@@ -221,15 +217,14 @@ class Ledger:
                     if lineage_order(trainer.lineage) > self._rolled_back:
                         self.newest_step = max(self.newest_step, trainer.newest_step)
                     self._close(trainer.lineage, trainer.newest_step, now_s)
-            case Write(save=save):
-                self._saving.setdefault(save, now_s)
-                for old in list(self._saving)[:-REMEMBERED_SAVES]:
-                    del self._saving[old]
-            case CarriedOut(intent=Intent(kind="commit", step=step, save=str(save)), error="") if save in self._saving:
-                seconds = round(now_s - self._saving.pop(save), 3)
-                self._note("save", f"{_SAVE}{save}", LoggedSave(attempt=self._attempt, step=step, save=save, seconds=seconds))
             case _:
                 pass
+
+    def saved(self, intent: Intent, since_s: float | None, now_s: float) -> None:
+        """A step is durable, whose save was under way since then. Of an earlier attempt's save it isn't known when it began."""
+        if since_s is not None and intent.attempt == self._attempt:
+            one = LoggedSave(attempt=self._attempt, step=intent.step, save=str(intent.save), seconds=round(now_s - since_s, 3))
+            self._note("save", f"{_SAVE}{intent.save}", one)
 
     def _begin_left(self) -> None:
         """They left because the attempt had to end, else the run would have been released: another group goes on with it."""

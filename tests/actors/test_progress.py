@@ -22,8 +22,7 @@ from raystate.manager.restoring import Restoring, Wanted
 from raystate.orbax.kv import bytes_written
 from raystate.restored import ReadOptions, content_from_storage
 from raystate.runtime import host_loop
-from raystate.runtime.long_waits import LongWaits
-from raystate.runtime.progress import Going, Progress
+from raystate.runtime.progress import Progress
 from raystate.storage import open_storage
 
 TREE = {"a": np.arange(300_000, dtype=np.float32), "b": np.ones((400, 500)), "c": np.zeros(7, np.int8)}
@@ -137,10 +136,3 @@ def test_a_host_that_writes_tells_the_coordinator(loop: Any, fails: bool, monkey
     one.turn()
     said = [event for event in told if isinstance(event, Progress)]
     assert said == [Progress(of="a1k1", who="h", done_bytes=0, total_bytes=1000)] * 3
-
-
-def test_what_is_told_is_shown():
-    waits = LongWaits()
-    waits.observe(Write(host=HostId("h"), save=SaveId("a1k1"), lineage="1.1.x", step=7, ranks=()), 1.0)
-    waits.observe(Progress(of="a1k1", who="h", done_bytes=1, total_bytes=2), 2.0)
-    assert waits.going(3.0) == (Going(what="saving", step=7, of="a1k1", since_s=2.0, done_bytes=1, total_bytes=2),)

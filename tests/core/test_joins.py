@@ -114,5 +114,5 @@ def test_an_event_that_does_not_fit_is_an_error_with_its_story():
     ) as caught:
         driver.send("nonsense")
     assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(InvalidTransitionError, match=r"a restore of 1\.2\.g0 goes from idle to trying"):
+    with pytest.raises(InvalidTransitionError, match=r"a restore of 1\.2\.g goes from idle to trying"):
         driver.core.recovery._enter("trying")

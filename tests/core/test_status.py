@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raystate.core.coordinator.status import status_of
-from raystate.core.formats.messages import HostDown, HostId
+from raystate.core.coordinator.status import UnderWay, status_of, under_way
+from raystate.core.formats.messages import Appended, CarriedOut, HostDown, HostId
 from tests.core.driver import Driver
 
 
@@ -43,6 +43,27 @@ def test_what_was_restored_from_memory_is_in_memory():
     driver.join(["a", "b"], group="again")
     assert driver.restore().tier == "memory"
     assert status_of(driver.core, driver.now_s).memory_step == 5
+
+
+def test_a_save_is_under_way_until_it_is_visible_and_a_restore_until_all_have_tried():
+    driver = Driver()
+    driver.join(["a", "b"])
+    driver.restore()
+    driver.auto = False
+    driver.stage(5, promised=True)
+    assert under_way(driver.core) == [UnderWay(of="a1k1", step=5)]
+    entry = driver.commit()
+    driver.send(Appended(seq=entry.seq, outcome="ok"))
+    assert under_way(driver.core) == [UnderWay(of="a1k1", step=5)], "it is in the log, and no reader finds it"
+    [publish] = driver.orders("commit")
+    driver.send(CarriedOut(intent=publish))
+    assert under_way(driver.core) == []
+    driver.auto = True
+    driver.join(["a", "b"], group="again")
+    choice = driver.restore(ok=False)  # no rank has tried it
+    assert under_way(driver.core) == [UnderWay(of=choice.begins, step=5, tier="memory")]
+    driver.tried(choice)
+    assert under_way(driver.core) == []
 
 
 def test_looking_changes_nothing():

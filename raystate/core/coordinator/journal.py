@@ -124,9 +124,14 @@ class Journal:
         return tuple(self._requests)
 
     @property
+    def commits(self) -> tuple[Intent, ...]:
+        """Those of steps that are not visible yet."""
+        return tuple(one.intent for one in self._work.values() if one.intent.kind == "commit")
+
+    @property
     def publishing(self) -> tuple[int, ...]:
         """Committed steps that are not visible yet."""
-        return tuple(one.intent.step for one in self._work.values() if one.intent.kind == "commit")
+        return tuple(one.step for one in self.commits)
 
     @property
     def retiring(self) -> tuple[int, ...]:

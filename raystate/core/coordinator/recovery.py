@@ -68,6 +68,11 @@ class Restores:
         self._rolls_back = False  # all ranks have the step, and the newer ones are being retired
         self._choice: RestoreChoice | None = None
 
+    @property
+    def trying(self) -> RestoreChoice | None:
+        """What the ranks are restoring now."""
+        return self._choice if self.phase == "trying" else None
+
     # ---------------------------------------------------------------- events
 
     def asked(self, event: RestoreAsked) -> None:

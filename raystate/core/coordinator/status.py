@@ -49,6 +49,25 @@ class RunStatus:
     hosts: tuple[HostStatus, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """A save or a restore that processes are at. `of`: as in `Progress`. `tier`: of a restore; "": it is a save."""
+
+    of: str
+    step: int
+    tier: str = ""
+
+
+def under_way(machine: Coordinator) -> list[UnderWay]:
+    """What goes on now: steps until they are visible, and the restore."""
+    found = [UnderWay(of=str(one.save), step=one.step) for one in machine.journal.commits]
+    if (job := machine.saves.running) is not None:
+        found.append(UnderWay(of=job.save, step=job.key.step))
+    if (choice := machine.recovery.trying) is not None and choice.step >= 0:
+        found.append(UnderWay(of=choice.begins, step=choice.step, tier=choice.tier))
+    return found
+
+
 def status_of(machine: Coordinator, now_s: float) -> RunStatus:
     """The status at a moment of the machine's own clock."""
     group, snapshots = machine.joins.group, machine.snapshots
