@@ -165,12 +165,12 @@ class Run:
     ) -> list[float]:
         import ray
 
-        from raystate.core.formats.messages import Staged, TrainerSeen
+        from raystate.core.formats.messages import Staged, TrainerWord
 
         of = self._lineage if lineage is None else lineage
         calls: list[Any] = []
         for rank, host in enumerate(self.hosts):
-            seen = TrainerSeen(rank=rank, world=self._count, lineage=of, newest_step=newest, number=number)
+            seen = TrainerWord(rank=rank, world=self._count, lineage=of, newest_step=newest, number=number)
             piece = Staged(rank=rank, world=self._count, lineage=of, step=newest, layout="L", promised=False)
             calls.append(host.say.remote((seen,) if of else (), (piece,) if held else (), at_s))
         return ray.get(calls, timeout=START_S)

@@ -20,11 +20,9 @@ from raystate.arena import HostArena, Slot, SlotSet, crc32c
 from raystate.arena.copies import find_copies
 from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
 from raystate.core.formats.host_messages import (
-    CommitCopy,
-    CopyFailed,
-    CopyFilled,
+    CopyEnded,
     CopyMeasured,
-    DropCopy,
+    EndCopy,
     FetchCopy,
     FillCopy,
     HostEvent,
@@ -89,7 +87,7 @@ class Copier:
         self._running: set[Future[None]] = set()
         self._pool = ThreadPoolExecutor(TRANSFERS, thread_name_prefix="raystate-copy", initializer=give_way)
 
-    def carry_out(self, command: FetchCopy | FillCopy | CommitCopy | DropCopy) -> None:
+    def carry_out(self, command: FetchCopy | FillCopy | EndCopy) -> None:
         """Do what the machine asks for; under the lock of `feed`, so that nothing comes between its decision and this."""
         if isinstance(command, FetchCopy):
             if not self._stopping:
@@ -100,7 +98,7 @@ class Copier:
         transfer = self._transfers[command.transfer]
         if isinstance(command, FillCopy):
             transfer.fill = command
-        elif isinstance(command, CommitCopy):
+        elif command.place is not None:
             assert transfer.slot is not None and transfer.head is not None
             transfer.slot.commit(transfer.head.content, transfer.head.table)
         else:
@@ -123,7 +121,7 @@ class Copier:
             what = f"copy of step {order.snapshot.step} of rank {order.rank} from host {order.source[:8]}"
             text = error.message if isinstance(error, RaystateError) else f"{type(error).__name__}: {error}"
             logger.info("%s: %s", what, text)
-            self._feed(CopyFailed(transfer=number, error=text, no_memory=isinstance(error, CapacityError)))
+            self._feed(CopyEnded(transfer=number, error=text, no_memory=isinstance(error, CapacityError)))
         finally:
             if transfer.slot is not None:
                 transfer.slot.close()
@@ -165,7 +163,7 @@ class Copier:
             slot.check(head.content, len(head.table))
             slot.begin()
         self._fill(transfer, slot, head, deadline_s)
-        self._feed(CopyFilled(transfer=number, content=head.content))
+        self._feed(CopyEnded(transfer=number, content=head.content))
 
     def _fill(self, transfer: _Bringing, slot: Slot, head: PieceHead, deadline_s: float) -> None:
         data = slot.data_mut

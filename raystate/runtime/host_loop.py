@@ -18,14 +18,12 @@ from typing import Any, assert_never
 from raystate.arena import HostArena
 from raystate.core.formats.errors import error_from_name
 from raystate.core.formats.host_messages import (
-    CommitCopy,
     Connected,
     Disconnected,
-    DropCopy,
     Empty,
+    EndCopy,
     Examine,
     Examined,
-    Execute,
     FetchCopy,
     FillCopy,
     Hold,
@@ -33,7 +31,6 @@ from raystate.core.formats.host_messages import (
     HostCommand,
     HostEvent,
     Kill,
-    Look,
     Place,
     Refuse,
     Remember,
@@ -41,7 +38,7 @@ from raystate.core.formats.host_messages import (
     Speak,
     Tell,
 )
-from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, Staged, Write
+from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, Staged, Tick, Write
 from raystate.core.host.machine import Host
 from raystate.orbax.kv import bytes_written
 from raystate.runtime import stacks
@@ -177,7 +174,7 @@ class HostLoop:
             if unlocked is not None:
                 self._feed(unlocked)
         self._to_remove = {one for one in self._to_remove if not self._store.remove(*one)}
-        self._feed(Look())
+        self._feed(Tick())
         self._share.turn()
         if self._clock() >= self._prune_s:  # a state whose tree changes leaves a layout behind each time
             self._prune_s = self._clock() + PRUNE_EVERY_S
@@ -258,13 +255,14 @@ class HostLoop:
             case Kill(pid=pid, rank=rank, reason=reason):
                 logger.warning("ending trainer rank %d (pid %d): %s", rank, pid, reason)
                 self._kill(pid, rank)
-            case Hold(places=places):
-                self.serving.places = places
-            case Execute(order=order, places=places):
-                self._answer = self._saves[order.save] = self._writers.submit(self._write, order, places)
+            case Hold(places=places, order=order):
+                if order is None:
+                    self.serving.places = places
+                else:
+                    self._answer = self._saves[order.save] = self._writers.submit(self._write, order, places)
             case Refuse(order=order, error=error, message=message):
                 self._answer = error_from_name(error, message, {"step": order.step, "host": self._host})
-            case FetchCopy() | FillCopy() | CommitCopy() | DropCopy():
+            case FetchCopy() | FillCopy() | EndCopy():
                 self._copier.carry_out(command)
             case RemoveSet(index=index, trainer=trainer):
                 if not self._store.remove(index, trainer):

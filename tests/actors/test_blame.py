@@ -26,7 +26,7 @@ from raystate.core.formats.messages import (
     RestoreAsked,
     RestoreSettled,
     TrainerExited,
-    TrainerSeen,
+    TrainerWord,
 )
 from raystate.runtime.ends import End, Ends, first_to_fail, is_collateral
 from raystate.runtime.ledger import REMEMBERED_GROUPS, Ledger, read_ledger
@@ -226,7 +226,7 @@ def test_after_a_rollback_the_newest_step_is_that_of_the_new_lineage():
     ledger = ledger_of("l5")
 
     def trained(lineage: str, step: int, number: int) -> int:
-        seen = TrainerSeen(rank=0, world=2, lineage=lineage, newest_step=step)
+        seen = TrainerWord(rank=0, world=2, lineage=lineage, newest_step=step)
         ledger.observe(HostReported(summary=HostSummary(host=HOSTS[0], incarnation="i", seq=number, trainers=(seen,))), 1.0)
         return ledger.newest_step
 
@@ -260,7 +260,7 @@ class Groups:
         self.ledger.observe(Answer(ask=Ask("r"), reply=RestoreSettled(step=step, tier="memory")), now_s)
 
     def train(self, number: int, step: int, now_s: float) -> None:
-        seen = TrainerSeen(rank=0, world=2, lineage=f"1.{2 * number}.g{number}", newest_step=step)
+        seen = TrainerWord(rank=0, world=2, lineage=f"1.{2 * number}.g{number}", newest_step=step)
         self.ledger.observe(HostReported(summary=HostSummary(host=HOSTS[0], incarnation="i", seq=1, trainers=(seen,))), now_s)
 
     def end(self, number: int, rank: int, now_s: float, *, clean: bool = False) -> None:

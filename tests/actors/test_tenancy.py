@@ -28,7 +28,7 @@ from raystate.core.formats.messages import (
     LeaveAsked,
     Staged,
     TrainerExited,
-    TrainerSeen,
+    TrainerWord,
 )
 from raystate.runtime.tenancy import Admission, Owner, Presence, admit, differences, in_use, occupancy, told_differences
 
@@ -49,7 +49,7 @@ def joins(presence: Presence, now_s: float, lineage: str = "1.1.x", world: int =
 
 
 def reports(presence: Presence, now_s: float, *ranks: int, lineage: str = "1.1.x", held: int = -1) -> None:
-    trainers = tuple(TrainerSeen(rank=rank, world=2, lineage=lineage, newest_step=held) for rank in ranks)
+    trainers = tuple(TrainerWord(rank=rank, world=2, lineage=lineage, newest_step=held) for rank in ranks)
     staged = () if held < 0 else (Staged(rank=0, world=1, lineage=lineage, step=held, layout="l", promised=False),)
     summary = HostSummary(host=HOST, incarnation="i", seq=int(now_s * 10), trainers=trainers, staged=staged)
     presence.observe(HostReported(summary=summary), now_s)

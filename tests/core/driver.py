@@ -37,7 +37,7 @@ from raystate.core.formats.messages import (
     SnapshotId,
     Staged,
     Tick,
-    TrainerSeen,
+    TrainerWord,
     Write,
     Written,
 )
@@ -70,7 +70,7 @@ class Driver:
         self.out: list[Any] = []
         self.seq: dict[str, int] = {}
         self.staged: dict[str, list[Staged]] = {}
-        self.seen: dict[str, list[TrainerSeen]] = {}
+        self.seen: dict[str, list[TrainerWord]] = {}
         self.advised: dict[str, tuple[int, int]] = {}  # host -> the newest Advice it has got
         self.base: dict[str, Invalidate] = {}  # host -> the newest order to discard that it has carried out
         self.numbers: dict[int, int] = {}  # rank -> number of its last word
@@ -205,7 +205,7 @@ class Driver:
         host = self.place[rank]
         self.numbers[rank] = number = self.numbers.get(rank, 0) + 1
         mine = [one for one in self.seen.setdefault(host, []) if one.rank != rank]
-        mine.append(TrainerSeen(rank=rank, world=self.world, lineage=self.lineage, number=number, newest_step=newest, **more))
+        mine.append(TrainerWord(rank=rank, world=self.world, lineage=self.lineage, number=number, newest_step=newest, **more))
         self.seen[host] = mine
         if report:
             self.report(host)

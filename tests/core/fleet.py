@@ -44,7 +44,7 @@ from raystate.core.formats.messages import (
     StopAsked,
     Tick,
     TrainerExited,
-    TrainerSeen,
+    TrainerWord,
     Write,
     Written,
 )
@@ -60,7 +60,7 @@ class Fleet:
         self.later: list[Event] = []
         self.seq = [0] * count
         self.held: list[tuple[Staged, ...]] = [()] * count
-        self.seen: list[tuple[TrainerSeen, ...]] = [()] * count
+        self.seen: list[tuple[TrainerWord, ...]] = [()] * count
         self.advised: list[tuple[int, int] | None] = [None] * count
         self.base: list[Invalidate | None] = [None] * count
         self.dirty: dict[int, None] = {}
@@ -140,7 +140,7 @@ class Fleet:
         )
 
     def word(self, host: int, step: int, pending: tuple[int, ...] = (), **more: Any) -> None:
-        seen = TrainerSeen(
+        seen = TrainerWord(
             rank=host, world=self.count, lineage=self.lineage, newest_step=step, number=self.number, pending=pending, **more
         )
         self.seen[host] = (seen,)

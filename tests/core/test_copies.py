@@ -6,14 +6,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from raystate.core.formats.host_messages import (
-    CommitCopy,
-    CopyFailed,
-    CopyFilled,
+    CopyEnded,
     CopyMeasured,
-    DropCopy,
+    EndCopy,
     FetchCopy,
     FillCopy,
-    Look,
+    Place,
     SetFound,
     Tell,
 )
@@ -27,7 +25,8 @@ from raystate.core.formats.messages import (
     Log,
     SnapshotId,
     Staged,
-    TrainerSeen,
+    Tick,
+    TrainerWord,
 )
 from raystate.core.host.machine import Host
 from tests.core.driver import Driver
@@ -74,7 +73,7 @@ def reports(commands: list[Any]) -> list[HostSummary]:
 def test_a_copy_counts_from_its_header_on():
     host, number = filling()
     assert host.contents() == []
-    assert only(host.handle(CopyFilled(transfer=number, content=piece(1)), 1.0), CommitCopy).place.slot == 0
+    assert only(host.handle(CopyEnded(transfer=number, content=piece(1)), 1.0), EndCopy).place == Place(rank=1, index=0, slot=0)
     assert [content for _, content in host.contents()] == [piece(1)]
     assert not has(host.handle(order(seq=2), 2.0), FetchCopy)  # it has it
 
@@ -82,14 +81,14 @@ def test_a_copy_counts_from_its_header_on():
 def test_what_a_restore_gives_up_meanwhile_is_no_copy():
     host, number = filling()
     host.handle(Invalidate(host=A, lineage="", step=-1, by="1.2.n", attempt=1, seq=1), 0.5)
-    assert "given it up" in only(host.handle(CopyFilled(transfer=number, content=piece(1)), 1.0), DropCopy).reason
+    assert "given it up" in only(host.handle(CopyEnded(transfer=number, content=piece(1)), 1.0), EndCopy).reason
     assert host.contents() == []
     assert not has(host.handle(order(seq=2), 2.0), FetchCopy)
 
 
 def test_other_bytes_are_no_copy():
     host, number = filling()
-    assert has(host.handle(CopyFilled(transfer=number, content=piece(1, step=2)), 1.0), DropCopy)
+    assert only(host.handle(CopyEnded(transfer=number, content=piece(1, step=2)), 1.0), EndCopy).place is None
     assert host.contents() == []
 
 
@@ -98,7 +97,7 @@ def test_one_transfer_at_a_time_from_a_host_and_the_newest_order_counts():
     number = only(host.handle(order(ranks=(1, 2)), 0.0), FetchCopy).transfer
     assert not has(host.handle(order(2, seq=2, ranks=(1, 2)), 0.0), FetchCopy)
     assert not has(host.handle(order(1, seq=1, ranks=(1, 2)), 0.0), FetchCopy)  # a late message
-    after = host.handle(CopyFailed(transfer=number, error="gone"), 1.0)
+    after = host.handle(CopyEnded(transfer=number, error="gone"), 1.0)
     assert only(after, FetchCopy).snapshot == SnapshotId(LINE, 2)
 
 
@@ -111,10 +110,10 @@ def test_a_superseded_attempt_orders_no_copies():
 def test_what_failed_is_tried_again_when_the_order_is_repeated():
     host = Host(A, "i")
     number = only(host.handle(order(), 0.0), FetchCopy).transfer
-    after = host.handle(CopyFailed(transfer=number, error="no memory", no_memory=True), 0.1)
+    after = host.handle(CopyEnded(transfer=number, error="no memory", no_memory=True), 0.1)
     assert not has(after, FetchCopy)
     assert reports(after)[-1].no_copies == "no memory"
-    assert not has(host.handle(Look(), 0.5), FetchCopy)
+    assert not has(host.handle(Tick(), 0.5), FetchCopy)
     assert has(host.handle(order(), 1.0), FetchCopy)
 
 
@@ -132,7 +131,7 @@ class Copying(Driver):
 
     def step(self, step: int) -> None:
         for rank, host in enumerate((A, B)):
-            self.seen[host] = [TrainerSeen(rank=rank, world=2, lineage=self.lineage, newest_step=step)]
+            self.seen[host] = [TrainerWord(rank=rank, world=2, lineage=self.lineage, newest_step=step)]
             self.staged.setdefault(host, []).append(piece(rank, step, self.lineage))
             self.report(host)
 
@@ -212,7 +211,7 @@ def test_one_host_is_told_once_and_calmly():
     driver = Driver(replicas=1)
     lineage = driver.join([A])
     for step in (1, 2):
-        driver.seen[A] = [TrainerSeen(rank=0, world=1, lineage=lineage, newest_step=step)]
+        driver.seen[A] = [TrainerWord(rank=0, world=1, lineage=lineage, newest_step=step)]
         driver.staged[A] = [replace(piece(0, step, lineage), world=1)]
         driver.report(A)
     assert [one for one in driver.out if isinstance(one, Advise)][-1].advice.stable == (2, 0)

@@ -12,14 +12,12 @@ from raystate.core.formats.host_messages import (
     Connected,
     Disconnected,
     Empty,
-    Execute,
     Hold,
     HoldAsked,
     HoldEnded,
     HostCommand,
     HostEvent,
     Kill,
-    Look,
     Place,
     Refuse,
     Remember,
@@ -40,6 +38,7 @@ from raystate.core.formats.messages import (
     SaveId,
     SnapshotId,
     Staged,
+    Tick,
     TrainerExited,
     TrainerWord,
     Write,
@@ -127,7 +126,7 @@ class Node:
     def report(self) -> HostSummary:
         """A fresh one."""
         self.now_s += HEARTBEAT_S
-        told = [one.event for one in self.send(Look()) if isinstance(one, Tell)]
+        told = [one.event for one in self.send(Tick()) if isinstance(one, Tell)]
         return [one.summary for one in told if isinstance(one, HostReported)][-1]
 
     def took(self, kind: type[C]) -> list[C]:
@@ -231,7 +230,7 @@ def test_the_first_report_says_all_that_lies_there():
     node = adopted(piece(5))
     assert not [one for one in node.took(Tell) if isinstance(one.event, HostReported)], "there may be more"
     node.send(SetFound(index=1, trainer="", word=word(9, done=(0,)), contents=(piece(5, rank=1),)))
-    node.send(Look())
+    node.send(Tick())
     (told,) = [one.event for one in node.took(Tell) if isinstance(one.event, HostReported)]
     assert [one.rank for one in told.summary.staged] == [0, 1]
 
@@ -262,7 +261,7 @@ def test_orders_of_a_superseded_attempt_are_ignored():
 def test_a_save_is_executed_once():
     node = adopted(piece(5))
     order = Write(host=A, save=SaveId("a1k2"), lineage="1.2.x", step=5, ranks=(0,))
-    assert [one.places for one in node.send(order) if isinstance(one, Execute)] == [(Place(rank=0, index=0, slot=0),)]
+    assert [one.places for one in node.send(order) if isinstance(one, Hold)] == [(Place(rank=0, index=0, slot=0),)]
     assert [type(one) for one in node.send(order) if not isinstance(one, Tell)] == []
     assert node.host.is_needed(0), "its bytes are being written"
     node.send(HoldEnded(reader=order.save))

@@ -27,7 +27,7 @@ from raystate.core.formats.messages import (
     RestoreTried,
     SnapshotId,
     TrainerExited,
-    TrainerSeen,
+    TrainerWord,
     Write,
     Written,
 )
@@ -614,7 +614,7 @@ def test_a_word_that_is_gone_with_its_slots_does_not_take_back_what_was_said():
     driver = running(barrier_timeout_s=20.0)
     driver.word(0, 7)
     driver.word(1, 6)
-    driver.seen["a"] = [TrainerSeen(rank=0, world=2, lineage=driver.lineage, newest_step=-1)]  # as said at the door
+    driver.seen["a"] = [TrainerWord(rank=0, world=2, lineage=driver.lineage, newest_step=-1)]  # as said at the door
     driver.report("a")
     driver.tick(21.0)
     failure = driver.advice().failure

@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raystate.core.formats.host_messages import (
-    CommitCopy,
-    CopyFailed,
-    CopyFilled,
+    CopyEnded,
     CopyMeasured,
-    DropCopy,
+    EndCopy,
     FetchCopy,
     FillCopy,
     Place,
@@ -103,32 +101,30 @@ class Transfers:
         if found is None or found[:2] != one.piece:
             if "copy_anything" in world.mutations and found is None:
                 one.piece = (one.piece[0], BEFORE)
-                self.proc.feed(CopyFilled(transfer=number, content=one.piece[0]))
+                self.proc.feed(CopyEnded(transfer=number, content=one.piece[0]))
                 return
             self._fail(number, "it is not there any more")
             return
         if not world.healed and world.random() < 0.05:
             self._fail(number, "the bytes don't match their checksums")
             return
-        event = CopyFilled(transfer=number, content=one.piece[0])
+        event = CopyEnded(transfer=number, content=one.piece[0])
         self.proc.feed(event)
         if world.random() < 0.05:
             self.proc.feed(event)  # once more
 
-    def commit(self, command: CommitCopy) -> None:
-        """The header is written."""
+    def end(self, command: EndCopy) -> None:
+        """The header is written, or nothing comes of it."""
         one = self._end(command.transfer)
+        if command.place is None:
+            return
         target = self.proc.node.sets[command.place.index]
         target.content[command.place.slot], target.saved[command.place.slot] = one.piece
         self.world.count_copy(one.piece[0], self.proc.node)
 
-    def drop(self, command: DropCopy) -> None:
-        """Nothing comes of it."""
-        self._end(command.transfer)
-
     def _fail(self, number: int, error: str, *, no_memory: bool = False) -> None:
         self._end(number)
-        self.proc.feed(CopyFailed(transfer=number, error=error, no_memory=no_memory))
+        self.proc.feed(CopyEnded(transfer=number, error=error, no_memory=no_memory))
 
     def _end(self, number: int) -> Transfer:
         one = self.under_way.pop(number)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.formats.host_messages import (
-    CommitCopy,
     Connected,
     Disconnected,
-    DropCopy,
     Empty,
+    EndCopy,
     Examine,
     Examined,
-    Execute,
     FetchCopy,
     FillCopy,
+    Hold,
     HoldEnded,
     Kill,
-    Look,
     Place,
     Refuse,
     Remember,
@@ -37,6 +35,7 @@ from raystate.core.formats.messages import (
     Invalidate,
     SnapshotId,
     Staged,
+    Tick,
     TrainerWord,
     Write,
     Written,
@@ -266,7 +265,7 @@ class HostProc(Proc):
             self._check_order(event, commands)
         for command in commands:
             _DO[type(command)](self, command)
-        if type(event) is Write and not any(type(one) in (Execute, Refuse) for one in commands):
+        if type(event) is Write and not any(type(one) in (Hold, Refuse) for one in commands):
             done = self.writes.get(event.save)  # it was given before
             if done is not None:
                 self.world.tell(self, done)
@@ -290,7 +289,7 @@ class HostProc(Proc):
             if self.world.now_s - self.looked_s >= LOOK_S:
                 self.look()
             else:
-                self.feed(_LOOK)
+                self.feed(_TICK)
 
     def poke(self) -> None:
         """A trainer rings: look at the words soon."""
@@ -314,7 +313,7 @@ class HostProc(Proc):
                 fed = True
                 self.feed(SetRead(index=index, word=None, contents=tuple(one.content)))
         if not fed:
-            self.feed(_LOOK)
+            self.feed(_TICK)
 
     def meet(self, trainer: TrainerProc) -> None:
         """A trainer says who it is, and which slots it has."""
@@ -391,8 +390,9 @@ class HostProc(Proc):
 
     # ---------------------------------------------------------------- saving
 
-    def _execute(self, command: Execute) -> None:
+    def _execute(self, command: Hold) -> None:
         order = command.order
+        assert order is not None
         if order.save in self.executed:
             self.world.violated(f"at most once: {self.node.id} executes save {order.save} again")
         self.executed.add(order.save)
@@ -435,14 +435,13 @@ _DO: dict[type, Any] = {
     Remember: HostProc._remember,
     Examine: HostProc._examine,
     Kill: HostProc._kill,
-    Execute: HostProc._execute,
+    Hold: HostProc._execute,
     Refuse: HostProc._refuse,
     RemoveSet: HostProc._remove_set,
     FetchCopy: lambda proc, command: proc.transfers.fetch(command),
     FillCopy: lambda proc, command: proc.transfers.fill(command),
-    CommitCopy: lambda proc, command: proc.transfers.commit(command),
-    DropCopy: lambda proc, command: proc.transfers.drop(command),
+    EndCopy: lambda proc, command: proc.transfers.end(command),
 }
-_LOOK = Look()
+_TICK = Tick()
 _ORDERS = frozenset({Advice, Invalidate, EndTrainers, Write, Copy})
-_DEEDS = frozenset({Kill, Execute, Empty, FetchCopy})  # what an order of a superseded attempt may not lead to
+_DEEDS = frozenset({Kill, Hold, Empty, FetchCopy})  # what an order of a superseded attempt may not lead to

@@ -20,7 +20,7 @@ from raystate.core.formats.messages import (
     HostSummary,
     Invalidate,
     Staged,
-    TrainerSeen,
+    TrainerWord,
     Write,
 )
 from raystate.core.formats.tree import Package, SlotTable
@@ -46,7 +46,7 @@ class MadeUpHosts:
         self.post = post
         self.ids = [HostId(f"{name}host{index}") for index in range(HOSTS)]
         self.staged: dict[HostId, tuple[Staged, ...]] = {}
-        self.seen: dict[HostId, TrainerSeen] = {}
+        self.seen: dict[HostId, TrainerWord] = {}
         self.base: dict[HostId, Invalidate] = {}
         self.sequence: dict[HostId, int] = {}
 
@@ -62,7 +62,7 @@ class MadeUpHosts:
     def word(self, lineage: str, newest: int) -> None:
         """What all trainers' words say."""
         for rank, host in enumerate(self.ids):
-            self.seen[host] = TrainerSeen(rank=rank, world=HOSTS, lineage=lineage, newest_step=newest)
+            self.seen[host] = TrainerWord(rank=rank, world=HOSTS, lineage=lineage, newest_step=newest)
         for host in self.ids:
             self._report(host)
 

@@ -18,7 +18,7 @@ from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
-from raystate.core.formats.messages import Proposal, TrainerSeen
+from raystate.core.formats.messages import Proposal, TrainerWord
 from raystate.waits import FIRST_STEP_AGAIN_S
 
 IDS_PER_ATTEMPT = 1_000_000
@@ -305,6 +305,6 @@ class Agreement:
             self._propose(group, "save", self._why(every_s), now_s + self.context.settings.barrier_timeout_s)
 
 
-def _refuses(word: TrainerSeen, proposal: Proposal) -> bool:
+def _refuses(word: TrainerWord, proposal: Proposal) -> bool:
     """A rank says no, or went past the step before it heard of it: it can't say so, since its next step needs the others, who wait."""
     return not word.ack_ok if word.ack_id == proposal.id else word.ack_id < proposal.id and word.newest_step >= proposal.step

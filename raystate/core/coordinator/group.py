@@ -17,7 +17,7 @@ from raystate.core.formats.messages import (
     Lineage,
     SnapshotId,
     TrainerExited,
-    TrainerSeen,
+    TrainerWord,
     group_of,
     lineage_order,
 )
@@ -38,7 +38,7 @@ class Group:
     why_ended: str = ""
     decided: bool = False  # it has restored, or has shown that it doesn't
     restoring: bool = False  # its ranks read what was chosen: they make no steps
-    seen: dict[int, TrainerSeen] = field(default_factory=dict[int, TrainerSeen])  # by rank
+    seen: dict[int, TrainerWord] = field(default_factory=dict[int, TrainerWord])  # by rank
     left: set[int] = field(default_factory=set[int])  # ranks that have gone on purpose
     acked: int = 0  # newest proposal that a rank has agreed to
     moved_s: dict[int, float] = field(default_factory=dict[int, float])  # when the rank's newest step last changed
@@ -293,7 +293,7 @@ class Joins:
                 group.moved_s[one.rank] = self.context.now_s
         return changed
 
-    def _group_of(self, view: HostView, one: TrainerSeen) -> Group | None:
+    def _group_of(self, view: HostView, one: TrainerWord) -> Group | None:
         """The present group if the trainer is in its lineage; a trainer of another group is ended or adopted."""
         group, name = self.group, group_of(one.lineage)
         if group is not None and one.lineage == group.lineage:

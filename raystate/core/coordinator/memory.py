@@ -18,7 +18,7 @@ from raystate.core.formats.messages import (
     Proposal,
     SnapshotId,
     Staged,
-    TrainerSeen,
+    TrainerWord,
 )
 from raystate.waits import RETRY_FIRST_S
 
@@ -38,7 +38,7 @@ class HostView:
     past: dict[str, int] = field(default_factory=dict[str, int])  # replaced incarnations, each with the newest report number seen
     summary_seq: int = -1
     staged: tuple[Staged, ...] = ()
-    trainers: tuple[TrainerSeen, ...] = ()
+    trainers: tuple[TrainerWord, ...] = ()
     advised: tuple[int, int] | None = None
     proposal_seen: Proposal | None = None
     heard_of: int | None = None  # newest attempt that the host knows of

@@ -14,6 +14,7 @@ from raystate.core.formats.messages import (
     Invalidate,
     SnapshotId,
     Staged,
+    Tick,
     TrainerWord,
     Write,
 )
@@ -112,44 +113,38 @@ class HoldAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldEnded:
-    """A reader is done, or gone. An Execute reads under the id of its save."""
+    """A reader is done, or gone. A save reads under its id."""
 
     reader: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyMeasured:
-    """The piece that FetchCopy named is there, and set `index` has room for it: has it a free slot? Answered with FillCopy or DropCopy."""
+    """The piece that FetchCopy named is there, and set `index` has room for it: has it a free slot? Answered with FillCopy or EndCopy."""
 
     transfer: int
     index: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyFilled:
-    """The piece's bytes are in the slot and match their checksums; its header is not written. Answered with CommitCopy or DropCopy."""
+class CopyEnded:
+    """The transfer has ended. Answered with EndCopy if it has brought something.
+
+    Attributes:
+        content: its bytes are in the slot and match their checksums; the header is not written. None: there is no copy.
+        error: why not.
+        no_memory: this host has no room for one.
+    """
 
     transfer: int
-    content: Staged
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyFailed:
-    """The transfer has ended without a copy. `no_memory`: this host has no room for one."""
-
-    transfer: int
-    error: str
+    content: Staged | None = None
+    error: str = ""
     no_memory: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """Time has passed."""
 
 
 HostEvent = (
     SetFound | SetRemoved | SetRead | Connected | Disconnected | Examined | HoldAsked | HoldEnded
-    | CopyMeasured | CopyFilled | CopyFailed | Look | Advice | Invalidate | EndTrainers | Write | Copy
+    | CopyMeasured | CopyEnded | Tick | Advice | Invalidate | EndTrainers | Write | Copy
 )  # fmt: skip
 
 
@@ -221,21 +216,16 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """The slots that the reader may read until it says HoldEnded; those that aren't here are missing."""
-
-    reader: str
-    places: tuple[Place, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execute:
-    """Write these slots' pieces; then HoldEnded. They stay as they are until then.
+    """These slots stay as they are until HoldEnded; of those that were asked for, what isn't here is missing.
 
     An order that was given before gets no command. Its answer is the outcome of that one execution.
+
+    Attributes:
+        order: write their pieces; None: a reader has asked.
     """
 
-    order: Write
     places: tuple[Place, ...]
+    order: Write | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,29 +261,27 @@ class FetchCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillCopy:
-    """Bring the bytes of this transfer into this slot, header last of all; then CopyFilled."""
+    """Bring the bytes of this transfer into this slot, header last of all; then CopyEnded."""
 
     transfer: int
     place: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitCopy:
-    """Write the header: from now on the slot holds the piece."""
+class EndCopy:
+    """The transfer is over.
+
+    Attributes:
+        place: write the header there: from now on the slot holds the piece. None: nothing comes of it.
+        reason: why not.
+    """
 
     transfer: int
-    place: Place
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropCopy:
-    """The transfer is over, and nothing comes of it."""
-
-    transfer: int
-    reason: str
+    place: Place | None = None
+    reason: str = ""
 
 
 HostCommand = (
-    Tell | Speak | Empty | Remember | Examine | Kill | Hold | Execute | Refuse | RemoveSet
-    | FetchCopy | FillCopy | CommitCopy | DropCopy
+    Tell | Speak | Empty | Remember | Examine | Kill | Hold | Refuse | RemoveSet
+    | FetchCopy | FillCopy | EndCopy
 )  # fmt: skip

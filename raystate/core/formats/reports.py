@@ -42,19 +42,23 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerSeen:
-    """What a trainer last wrote into its own control word."""
+class TrainerWord:
+    """Written by one trainer only, read by its HostActor, which reports it. `number` grows with each word of a process, over its lineages
+    too; questions name the word that they were asked after."""
 
+    lineage: str
     rank: int
     world: int
-    lineage: str
+    number: int = 0
     newest_step: int = -1  # of the last save() call, -1 before the first
     again: int = 0  # which save() of that step it was; -1: none, it was restored
-    number: int = 0  # of the word: it grows over lineages too; questions name the word they were asked after
     pending: tuple[int, ...] = ()  # steps it is still staging
+    done: tuple[int, ...] = ()  # per slot: the grant number that was used up (slot staged, or handed back)
     ack_id: int = 0  # newest proposal it has answered; 0: none
     ack_ok: bool = False
     ack_step: int = -1  # its step when it answered
+    phase: Literal["joined", "running", "closing", "failed"] = "joined"
+    error: str = ""  # phase "failed": the user's exception, one line
 
     @property
     def place(self) -> tuple[int, int]:
@@ -70,22 +74,13 @@ class HostSummary:
     incarnation: str
     seq: int
     staged: tuple[Staged, ...] = ()
-    trainers: tuple[TrainerSeen, ...] = ()
+    trainers: tuple[TrainerWord, ...] = ()
     base: Invalidate | None = None  # newest one it has applied
     advised: tuple[int, int] | None = None  # (attempt, seq) of the newest Advice it has; None: unknown
     proposal: Proposal | None = None  # the last one it has shown to its trainers: a new Coordinator has to go on with it
     attempt: int | None = None  # newest attempt it has heard of, and whose predecessors it ignores; None: unknown
     domain: str = ""  # what it is lost together with; "": nothing else
     no_copies: str = ""  # why it can't keep copies for others; "": it can
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerWord(TrainerSeen):
-    """Written by one trainer only, read by its HostActor, whose report says the part of it that is a TrainerSeen."""
-
-    done: tuple[int, ...] = ()  # per slot: the grant number that was used up (slot staged, or handed back)
-    phase: Literal["joined", "running", "closing", "failed"] = "joined"
-    error: str = ""  # phase "failed": the user's exception, one line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

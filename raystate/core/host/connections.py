@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raystate.core.formats.host_messages import Connected, Disconnected, Examine, Examined, HostCommand, Kill, Tell
-from raystate.core.formats.messages import EndTrainers, HostId, TrainerExited, TrainerSeen, TrainerWord, group_of
+from raystate.core.formats.messages import EndTrainers, HostId, TrainerExited, TrainerWord, group_of
 from raystate.core.host.slot_sets import SetState, SlotSets
 
 REMEMBERED_EXITS = 64
@@ -146,10 +146,10 @@ class Connections:
             trainer.stack = event.stack
             self.out.append(Kill(pid=trainer.hello.pid, rank=trainer.hello.rank, reason=trainer.hung))
 
-    def seen(self) -> list[TrainerSeen]:
+    def seen(self) -> list[TrainerWord]:
         """The words of the trainers that are connected; of those that have no slots yet, what they said of themselves."""
         told: set[str] = set()
-        found: list[TrainerSeen] = []
+        found: list[TrainerWord] = []
         for trainer in self.trainers.values():
             hello = trainer.hello
             one = self._slot_sets.sets.get(hello.set_index)
@@ -157,12 +157,7 @@ class Connections:
                 continue
             told.add(hello.trainer)
             if one is not None and one.word is not None:
-                found.append(seen_of(one.word))
+                found.append(one.word)
             else:
-                found.append(TrainerSeen(rank=hello.rank, world=hello.world, lineage=hello.lineage, newest_step=-1))
+                found.append(TrainerWord(rank=hello.rank, world=hello.world, lineage=hello.lineage))
         return found
-
-
-def seen_of(word: TrainerWord) -> TrainerSeen:
-    """What a report says of a trainer's word."""
-    return TrainerSeen(**{name: getattr(word, name) for name in TrainerSeen.__slots__})

@@ -11,12 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raystate.core.formats.host_messages import (
-    CommitCopy,
-    CopyFailed,
-    CopyFilled,
+    CopyEnded,
     CopyMeasured,
-    DropCopy,
     Empty,
+    EndCopy,
     FetchCopy,
     FillCopy,
     HostCommand,
@@ -135,36 +133,31 @@ class Copies:
         ]
         return min(free)[1] if free else None
 
-    def ended(self, event: CopyFilled | CopyFailed) -> None:
+    def ended(self, event: CopyEnded) -> None:
         """Its bytes are here: it counts from now on, unless it was given up meanwhile. Or nothing comes of it: then it is tried again
         when the order is repeated."""
-        if isinstance(event, CopyFilled):
-            self._filled(event)
-            return
-        transfer = self._end(event.transfer)
-        if transfer is not None:
-            self._failed.add(transfer.rank)
-            self.no_memory = event.error if event.no_memory else self.no_memory
-
-    def _filled(self, event: CopyFilled) -> None:
         transfer = self._transfers.get(event.transfer)
-        if transfer is None or transfer.place is None:
+        if transfer is None:
             return
         content, place = event.content, transfer.place
-        if (content.id, content.rank) != (transfer.snapshot, transfer.rank):
+        if content is None or place is None:
+            self._end(event.transfer)
+            self._failed.add(transfer.rank)
+            self.no_memory = event.error if event.no_memory else self.no_memory
+        elif (content.id, content.rank) != (transfer.snapshot, transfer.rank):
             self._drop(event.transfer, f"host {transfer.source} has sent step {content.step} of rank {content.rank} instead")
         elif why := self._why_not(content.id, None):
             self._drop(event.transfer, why)
         else:
             self._end(event.transfer)
             self._slot_sets.sets[place.index].slots[place.slot].content = content
-            self.out.append(CommitCopy(transfer=event.transfer, place=place))
+            self.out.append(EndCopy(transfer=event.transfer, place=place))
 
     def _drop(self, number: int, reason: str) -> None:
         transfer = self._end(number)
         assert transfer is not None
         self._failed.add(transfer.rank)
-        self.out.append(DropCopy(transfer=number, reason=reason))
+        self.out.append(EndCopy(transfer=number, reason=reason))
 
     def _end(self, number: int) -> _Transfer | None:
         transfer = self._transfers.pop(number, None)

@@ -14,18 +14,15 @@ from typing import Any
 from raystate.core.formats.errors import InvalidTransitionError
 from raystate.core.formats.host_messages import (
     Connected,
-    CopyFailed,
-    CopyFilled,
+    CopyEnded,
     CopyMeasured,
     Disconnected,
     Examined,
-    Execute,
     Hold,
     HoldAsked,
     HoldEnded,
     HostCommand,
     HostEvent,
-    Look,
     Place,
     Refuse,
     Remember,
@@ -45,6 +42,7 @@ from raystate.core.formats.messages import (
     HostWord,
     Invalidate,
     Staged,
+    Tick,
     Write,
     group_of,
     save_order,
@@ -106,9 +104,8 @@ class Host:
             HoldAsked: self._hold_asked,
             HoldEnded: self._hold_ended,
             CopyMeasured: lambda event: self._copies.measured(event, self._advice),
-            CopyFilled: self._copied,
-            CopyFailed: self._copied,
-            Look: lambda _: None,
+            CopyEnded: self._copy_ended,
+            Tick: lambda _: None,
             Advice: self._advised,
             Invalidate: self._invalidate,
             EndTrainers: self._end_trainers,
@@ -155,7 +152,7 @@ class Host:
         # (test_host.test_the_first_report_says_all_that_lies_there)
         self._knows_all = self._knows_all or type(event) is not SetFound
         self._handlers[type(event)](event)
-        if type(event) is not Look:  # time alone frees nothing
+        if type(event) is not Tick:  # time alone frees nothing
             self._grant()
             if len(self._slot_sets.sets) > 1:
                 self._slot_sets.drop_replaced(self._advice, self._connections.is_connected)
@@ -165,7 +162,7 @@ class Host:
 
     @property
     def next_report_s(self) -> float:
-        """When `Look` will bring a report, if nothing happens before."""
+        """When a `Tick` will bring a report, if nothing happens before."""
         return self._reports.next_s
 
     @property
@@ -266,7 +263,7 @@ class Host:
         places = self._slot_sets.find(event.snapshot, event.ranks)
         self._slot_sets.hold(places)
         self._readers[event.reader] = places
-        self._out.append(Hold(reader=event.reader, places=places))
+        self._out.append(Hold(places=places))
 
     def _hold_ended(self, event: HoldEnded) -> None:
         self._slot_sets.let_go(self._readers.pop(event.reader, ()))
@@ -295,7 +292,7 @@ class Host:
         self._slot_sets.hold(places)
         self._readers[order.save] = places
         self._saves[order.save] = None
-        self._out.append(Execute(order=order, places=places))
+        self._out.append(Hold(places=places, order=order))
 
     def _refuse(self, order: Write, error: str, message: str) -> None:
         self._out.append(Refuse(order=order, error=error, message=message))
@@ -310,7 +307,7 @@ class Host:
         if not self._is_stale(order.attempt):
             self._copies.ordered(order)
 
-    def _copied(self, event: CopyFilled | CopyFailed) -> None:
+    def _copy_ended(self, event: CopyEnded) -> None:
         self._copies.ended(event)
         self._changed()
 
