@@ -53,7 +53,6 @@ class Agreement:
         self.joins = joins
         self.journal = journal
         self.snapshots = snapshots
-        self._last_stable_wanted = False  # the stop came too late: save what there is instead
         self._counter = 0
         self._tries = 0
         self._group: Group | None = None
@@ -93,11 +92,6 @@ class Agreement:
         stop = self._stop
         if stop is not None and stop.only and group is not None and group.name != stop.only:
             self._stop = None
-
-    def take_last_stable_wanted(self) -> bool:
-        """Whether a stop came too late for a common step since the last call: what is newest in memory becomes durable instead."""
-        wanted, self._last_stable_wanted = self._last_stable_wanted, False
-        return wanted
 
     # ---------------------------------------------------------------- progress
 
@@ -264,13 +258,18 @@ class Agreement:
             stop.is_late = True
             common = proposal.step if agreed and proposal is not None else None
             if common is None or group is None or any(seen.newest_step < common for seen in group.seen.values()):
-                self._last_stable_wanted = True
+                self._save_last_stable()
             if common is None:
                 stop.agree_until_s = self._until_s = now_s + (stop.gone_s - now_s) * TO_AGREE
         if now_s >= stop.gone_s or (was_late and not (agreed or self.saves.jobs or self.journal.publishing)):
             why = self._give_up_stop(stop, proposal)
             if group is not None and len(group.left) < (group.world or 1):
                 self.joins.end(why, announced=True)
+
+    def _save_last_stable(self) -> None:
+        for snap in self.snapshots.memory.candidates()[:1]:
+            if snap.step > self.journal.durable_step:
+                self.saves.want(snap.id, "the stop came too late for a common step", again=True)
 
     def _give_up_stop(self, stop: _Stop, proposal: Proposal | None) -> str:
         """Forget it. Returns why it did not work."""

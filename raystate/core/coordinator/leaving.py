@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from raystate.core.coordinator.agreement import Agreement
 from raystate.core.coordinator.context import NAMED, Barrier, Context, named, step_text
 from raystate.core.coordinator.fresh_reports import FreshReports
 from raystate.core.coordinator.group import Group, Joins
@@ -40,7 +39,6 @@ class Leaving:
         journal: Journal,
         saves: Saves,
         snapshots: Snapshots,
-        agreement: Agreement,
         promises: Promises,
     ):
         self.context = context
@@ -49,7 +47,6 @@ class Leaving:
         self.journal = journal
         self.saves = saves
         self.snapshots = snapshots
-        self.agreement = agreement
         self.phase: Phase = "open"
         self._promises = promises
         self._fresh_reports = FreshReports(context, memory, snapshots)
@@ -170,10 +167,6 @@ class Leaving:
         self._look_at_deadlines()
 
     def _go_on(self) -> None:
-        if self.agreement.take_last_stable_wanted():
-            for snap in self.memory.candidates()[:1]:
-                if snap.step > self.journal.durable_step:
-                    self.saves.want(snap.id, "the stop came too late for a common step", again=True)
         if self.phase in ("open", "finished"):
             return
         group = self._group

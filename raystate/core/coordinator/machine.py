@@ -86,9 +86,7 @@ class Coordinator:
         self.notices = Notices(context, self.joins, self.agreement)
         self.promises = Promises(context, self.memory, self.joins, self.journal, self.saves, self.snapshots)
         self.hangs = Hangs(context, self.joins, self.saves, self.promises)
-        self.leaving = Leaving(
-            context, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement, self.promises
-        )
+        self.leaving = Leaving(context, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.promises)
         self.journal.editors = {
             "commit": self.saves,
             "retention": self.saves,
@@ -190,10 +188,7 @@ class Coordinator:
         context.now_s = now_s
         out: list[Command] = []
         context.out = out
-        if self._end is not None:
-            ask = getattr(event, "ask", None)
-            if ask is not None and self._end.by_stranger:
-                self._refuse_stale(ask)
+        if self.finished:
             return out
         if not self.attempt and type(event) not in (Claimed, GivenUp):
             if type(event) is not Tick:
@@ -211,12 +206,7 @@ class Coordinator:
             if known is not None:
                 self._context.out.append(Answer(ask=ask, reply=known))
                 return
-            if self.leaving.is_finished():
-                self._context.fail([ask], "StaleAttemptError", "the run has been released", released=True)
-                return
             self._context.open_asks[ask] = None
-        elif self.leaving.is_finished():
-            return
         self._handlers[type(event)](event)
 
     def _settle(self) -> None:
@@ -275,15 +265,11 @@ class Coordinator:
         context = self._context
         context.log("error", end.reason)
         if end.by_stranger:  # else the next Coordinator answers
-            for ask in context.open_asks:
-                self._refuse_stale(ask)
-            self.snapshots.fail(_stale(end))  # or save() would go on to say True
+            stale = Failure(error="StaleAttemptError", message=end.reason, details={"by_attempt": end.by_attempt})
+            context.out += [Answer(ask=ask, reply=stale) for ask in context.open_asks]
+            self.snapshots.fail(stale)  # or save() would go on to say True
             self.snapshots.advise()
         context.out.append(end)
-
-    def _refuse_stale(self, ask: Ask) -> None:
-        assert self._end is not None
-        self._context.out.append(Answer(ask=ask, reply=_stale(self._end)))
 
     # ---------------------------------------------------------------- small ones
 
@@ -330,7 +316,3 @@ class Coordinator:
         self._give_up_waiting()
         self.hangs.tick()
         self.snapshots.tick()
-
-
-def _stale(end: Superseded) -> Failure:
-    return Failure(error="StaleAttemptError", message=end.reason, details={"by_attempt": end.by_attempt})
