@@ -26,8 +26,8 @@ def can_show(console: Console) -> bool:
 
 
 def passes_bars() -> bool:
-    """Whether what is printed meanwhile has to go past the bars, which rich does: standard output is a terminal, too. Anywhere else it
-    must stay what it is: rich would send it to standard error."""
+    """Whether rich must print other output above the bars: only if standard output is a terminal, too. Rich would send what goes to a
+    file or a pipe to standard error."""
     return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
 
 

@@ -11,7 +11,7 @@ from ray.util.annotations import RayDeprecationWarning
 
 
 def is_restarted() -> bool:
-    """Ray's own property uses another one of its own that is deprecated, and says so."""
+    """Whether Ray has restarted this actor. Ray's property uses one that is deprecated, and warns of it: not here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*Use get_actor_id\(\) instead", category=RayDeprecationWarning)
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)

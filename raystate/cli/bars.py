@@ -104,7 +104,7 @@ def count_progress(*, quiet: bool, **options: Any) -> Bars:
 
 
 def wait_progress(what: str, *, quiet: bool, **options: Any) -> Bars:
-    """For a wait of which nobody knows how far it is."""
+    """For a wait that can't tell how far it is."""
     bars = Bars(
         TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.elapsed:.0f} s"), quiet=quiet, **options
     )

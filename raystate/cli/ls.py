@@ -79,7 +79,7 @@ def _sorted(found: list[StepSummary], sort: str) -> list[StepSummary]:
     names = sorted({name for one in found for name in one.metrics})
     if sort not in names:
         raise ConfigError(f"--sort: expected step, time, size or one of the metrics {names}, not {sort!r}", field="sort", got=sort)
-    # Whatever is best comes last; which way that is, nobody says. A loss falls: the smallest last.
+    # The best comes last. No metric says which way is better; most are losses: the smallest comes last.
     return sorted(found, key=lambda one: _goodness(one.metrics.get(sort)))
 
 

@@ -46,7 +46,7 @@ def report(
 
 
 def _check_free(page: Path) -> None:
-    """Whoever mistypes FILE loses nothing by it: neither a checkpoint nor any other file."""
+    """A user who mistypes FILE loses nothing by it: neither a checkpoint nor any other file."""
     folder = page.absolute().parent
     why = ""
     if page.is_dir() or not folder.is_dir():

@@ -105,7 +105,7 @@ def _show(report: RunReport) -> None:
         whose = f": Ray job {owner.job_id}, pid {owner.pid} on node {owner.node[:8]}" if owner is not None else ""
         out.print(f"trains on {count(run.world or 0, 'rank')}{whose}")
     else:
-        out.print("nobody trains now; it goes on from the newest step that is in memory or durable when a trainer joins")
+        out.print("no trainer is there; the run goes on from the newest step that is in memory or durable when a trainer joins")
     every = {0: "only of steps that become durable", 1: "every step"}.get(run.snapshot_every, f"every {run.snapshot_every} steps")
     out.print(
         f"newest steps: {step_text(run.newest_step)} trained, {step_text(run.memory_step)} in memory, {step_text(run.durable_step)} durable"

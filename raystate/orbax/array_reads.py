@@ -96,9 +96,9 @@ def read_boxes(
         while waiting:
             land()
     finally:
-        # After an error the rest isn't wanted: TensorStore gives up reads without a reference. Not
-        # cancel(): it keeps Python's lock while it waits for a read that is just ending in another
-        # thread, and that waits for the lock; nothing in the process runs any more.
+        # After an error the rest isn't wanted: TensorStore gives up reads without a reference. Don't
+        # call cancel(): it holds the GIL while it waits for a read that is just ending in another
+        # thread, and that thread waits for the GIL. Nothing in the process would run any more.
         waiting.clear()
     return [part for part in parts if part is not None]
 

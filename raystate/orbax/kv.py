@@ -21,13 +21,13 @@ OCDBT_CONFIG = {"manifest_kind": "single", "max_inline_value_bytes": 1024, "max_
 _CACHE = "cache_pool#ocdbt"
 _NODE_CACHE_BYTES = 100_000_000
 
-# A permanent outage is an error after about a minute, instead of TensorStore's quarter of an hour; a connection on which nothing
-# moves is given up and its request sent again, instead of waited for without end.
+# An outage is an error after about a minute; TensorStore's own settings take a quarter of an hour. A
+# connection on which nothing moves is dropped, and its request is sent again.
 _GCS_RETRIES = {"max_retries": 10, "initial_delay": "500ms", "max_delay": "8s"}
 _CURL = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "20", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
 
-# The status codes by which TensorStore says that what it read is wrong or is not there. They are also what it makes of a server's and
-# of a kernel's refusal, whose number it then adds: nothing was read.
+# The status codes by which TensorStore says that what it read is wrong or is not there. It uses the
+# same codes where a server or the kernel refuses. Then it adds the number of that, and has read nothing.
 _STATUS = re.compile(r"[A-Z_]+: ")
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
 _REFUSED = re.compile(r"\[(http_response|os_error)_code='(\d+)'\]")

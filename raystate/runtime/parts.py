@@ -21,7 +21,7 @@ class HostPart:
     objects: dict[str, list[DataObject]]  # item -> data objects, named relative to the item's folder
     claims: dict[str, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]  # item -> (leaf, start, shape) written
     tables: dict[int, SlotTable]  # rank -> items, metrics, values
-    local: dict[int, dict[str, int]]  # rank -> core.local_values.local_checksums, to be equal on all
+    local: dict[int, dict[str, int]]  # rank -> core.formats.local_values.local_checksums, to be equal on all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ WORK_NICENESS = 10
 def give_way() -> None:
     """Lower the priority of the calling thread, and of those it starts: writing a step must not take processor time from training.
 
-    Ray starts its workers, trainers among them, at niceness 15 unless it is told otherwise. Who
-    isn't root may not go back from there to 10: then the thread stays where it is. On Linux
+    Ray starts its workers, trainers among them, at niceness 15 unless it is told otherwise. Only
+    root may lower a niceness again: without root's rights the thread stays where it is. On Linux
     niceness is a thread's own; elsewhere it may be the process's, which would slow down answers
     too, so nothing is done.
     """

@@ -79,7 +79,7 @@ class Share:
         self._began[of] = (before, total + total_bytes)
 
     def ended(self, of: str) -> None:
-        """Well or not."""
+        """It has moved all, or has failed."""
         self._began.pop(of, None)
 
     def turn(self) -> None:

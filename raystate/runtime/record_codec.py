@@ -1,4 +1,4 @@
-"""Events and commands as JSON values and back, field by field: a new one needs nothing here.
+"""Events and commands as JSON values and back, field by field. A new one needs nothing here: `messages` has all that its modules declare.
 
 A JSON object has one key, which says what it is: a class of the messages, or "dict", "list", "set". A JSON array is a tuple. Fields that
 have their default are left out.
@@ -85,6 +85,7 @@ def encode(value: Any) -> Any:
         return {"set": sorted((encode(one) for one in cast("set[Any]", value)), key=repr)}
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(one)] for key, one in cast("dict[Any, Any]", value).items()]}
+    assert not _is_kind(kind), f"{kind.__name__} can't be read back: `messages` doesn't know it"
     return repr(value)
 
 

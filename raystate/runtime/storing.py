@@ -237,7 +237,7 @@ class Storing:
         if error is None and parts is not None:  # else the save was given up meanwhile
             parts[command.host] = future.result()
         away = isinstance(error, Unreachable)
-        self._post(Written(host=command.host, save=command.save, error=one_line(error), away=away))
+        self._post(Written(host=command.host, save=command.save, error=_outcome(error), away=away))
         self._wrote_in_vain(command)
 
     def _build(self, command: BuildPackage) -> None:
@@ -259,7 +259,7 @@ class Storing:
         except Exception as caught:
             logger.debug("building step %d failed", command.step, exc_info=True)
             hopeless = isinstance(caught, ConfigError)  # values that differ between ranks will differ the next time
-            error = str(caught) if hopeless else one_line(caught)
+            error = str(caught) if hopeless else _outcome(caught)
         self._parts.pop(command.save, None)
         self._post(Packaged(save=command.save, metrics=metrics, time_s=now_s, kept=kept, error=error, hopeless=hopeless))
         self._wrote_in_vain(command)
@@ -269,7 +269,7 @@ class Storing:
         try:
             outcome = self._log.append(entry, needs=_packages_of(entry))
         except Exception as error:
-            outcome = Appended(seq=entry.seq, outcome="failed", error=one_line(error))
+            outcome = Appended(seq=entry.seq, outcome="failed", error=_outcome(error))
         self._post(outcome)
 
     def _publish(self, intent: Intent) -> None:
@@ -284,7 +284,7 @@ class Storing:
             self._packages.pop(save, None)
         except Exception as caught:
             logger.debug("publishing step %d failed", intent.step, exc_info=True)
-            error = one_line(caught)
+            error = _outcome(caught)
         self._post(CarriedOut(intent=intent, error=error))
 
     def _put_run_metadata(self) -> None:
@@ -308,7 +308,7 @@ class Storing:
                 StepFolder(self._storage, intent.step, intent.save).retire(aside=intent.aside)
                 self._log.check_newest()
         except Exception as caught:
-            error = one_line(caught)
+            error = _outcome(caught)
         self._post(CarriedOut(intent=intent, error=error, pinned=pinned))
 
     def _wrote_in_vain(self, command: Write | BuildPackage) -> None:
@@ -349,8 +349,8 @@ def _packages_of(entry: LogEntry) -> list[str]:
     return [package_name(one.step, one.save) for one in own_commits(entry) if one.save]
 
 
-def one_line(error: BaseException | None) -> str:
-    """An error's kind and text, for an event; "" for none."""
+def _outcome(error: BaseException | None) -> str:
+    """An error's kind and last line, for an event; "" for none. Of Ray's errors the last line is the one that tells."""
     if error is None:
         return ""
     cause = getattr(error, "cause", None) or error  # Ray wraps the HostActor's exception

@@ -43,7 +43,7 @@ class ObjectInfo:
     size: int  # bytes
     generation: str = ""
     crc32c: int | None = None  # of its bytes, where the storage told it
-    digest: str = ""  # see core.tree.DataObject; empty where the storage did not tell it
+    digest: str = ""  # see core.formats.tree.DataObject; empty where the storage did not tell it
 
     @property
     def is_folder(self) -> bool:

@@ -1,8 +1,8 @@
 """The log of a run in storage: contiguous, create-once, never deleted. What an entry means is core's business.
 
-An entry may be written as changes to a base (core.entries). A base is created before the first entry that names it, and goes when two
-newer ones have taken its place: entries of the past can't be read in full any more then, and no
-reader needs them.
+An entry may be written as changes to a base (core.formats.entries). A base is created before the
+first entry that names it, and goes when two newer ones have taken its place: entries of the past
+can't be read in full any more then, and no reader needs them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ logger = logging.getLogger("raystate")
 Given = TypeVar("Given")
 Parsed = TypeVar("Parsed")
 
-FIRST = 1  # as core.log.claim_entry numbers them
+FIRST = 1  # as core.formats.log.claim_entry numbers them
 _TAIL_TRIES = 100  # each means that two newer bases were written since the entry was found
 _LONGEST_LOG = 10**12  # the names have 12 digits
 

@@ -41,7 +41,7 @@ class Context:
         self.out.append(Answer(ask=ask, reply=reply))
 
     def fail(self, asks: Iterable[Ask], error: str, message: str, **details: Any) -> None:
-        """Answer these asks with an error: the name of its class in core.errors, a sentence, and facts by name."""
+        """Answer these asks with an error: the name of its class in core.formats.errors, a sentence, and facts by name."""
         failure = Failure(error=error, message=brief(message), details=details)
         for ask in asks:
             self.answer(ask, failure)

@@ -35,7 +35,7 @@ class Facts:
             remember(facts, key, why[:WHY_CHARS], most=MOST_FACTS)
 
     def delete(self, gone: SnapshotId) -> None:
-        """The user has deleted it, in this attempt: an old step's fact may not be among the newest of the log."""
+        """Note a step that the user has deleted in this attempt. The log keeps 256 facts, and may lack that of an old step."""
         remember(self._own_deletes, gone.step, gone, most=MOST_FACTS)
         self.deleted[gone.step] = gone
 

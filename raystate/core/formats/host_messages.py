@@ -230,7 +230,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """Refuse an order; `error` names a class of core.errors."""
+    """Refuse an order; `error` names a class of core.formats.errors."""
 
     order: Write
     error: str

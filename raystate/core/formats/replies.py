@@ -11,7 +11,7 @@ from raystate.core.formats.names import HostId, SnapshotId, Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An error for a caller in another process: `error` names a class of core.errors."""
+    """An error for a caller in another process: `error` names a class of core.formats.errors."""
 
     error: str
     message: str

@@ -32,7 +32,7 @@ class Staged:
     promised: bool  # save() returned True for it
     again: int = 0
     nbytes: int = 0
-    local: int = 0  # core.local_values.digest of what the rank holds for itself, to be equal on all; 0: not said
+    local: int = 0  # core.formats.local_values.digest of what the rank holds for itself, to be equal on all; 0: not said
 
     @property
     def id(self) -> SnapshotId:

@@ -28,7 +28,7 @@ class ArraySpec:
     sharding: str | None = None  # Orbax's serialized sharding (the JSON string that goes into `_sharding`), None if it has none
     typestr: Literal["jax.Array", "np.ndarray"] = "jax.Array"
     key_impl: str | None = None  # typed PRNG keys are stored as their uint32 key data; this names the implementation
-    local: bool = False  # in a run of several processes each has its own copy; rank 0's is stored (see core.local_values)
+    local: bool = False  # in a run of several processes each has its own copy; rank 0's is stored (see core.formats.local_values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

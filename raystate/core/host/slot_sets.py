@@ -143,8 +143,8 @@ class SlotSets:
         """A trainer whose state has grown has other slots: the old ones go once their contents
         aren't needed.
 
-        Not before it has come with the others. Which were given later, their numbers don't say: a
-        set may be handed on.
+        The old ones stay until the trainer has come with the new ones. `given` tells which are newer;
+        their numbers don't, because a set may be handed on.
         (test_host.test_a_trainer_that_has_grown_keeps_its_old_slots_until_no_step_needs_them)
         """
         come = {one.trainer: one.given for one in self.sets.values() if one.trainer and is_connected(one)}
