@@ -37,6 +37,7 @@ _ABSENT = re.compile(
     r"NOT_FOUND: |OUT_OF_RANGE: |FAILED_PRECONDITION: .*Not enough data: .*at byte 0"
 )  # the last: nothing came at all
 _FOR_DEVELOPERS = re.compile(r" \[[a-z_ ]+=")  # begins what TensorStore adds to its sentence: it fills a screen
+_BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+[^\"\s]*")  # the rest of a key that is no text, in hexadecimal
 _MOST_OF_A_SENTENCE = 500
 
 
@@ -192,7 +193,7 @@ def _its_words(error: Exception, *, is_gcs: bool) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
-    words = _FOR_DEVELOPERS.split(lines[0], maxsplit=1)[0][:_MOST_OF_A_SENTENCE]
+    words = _BYTES.sub("…", _FOR_DEVELOPERS.split(lines[0], maxsplit=1)[0])[:_MOST_OF_A_SENTENCE]
     status = next((int(number) for of, number in _REFUSED.findall(lines[0]) if of == "http_response"), None)
     if status is None:
         return words

@@ -233,6 +233,23 @@ def test_a_lost_host_fails_the_save_at_once():
     assert [one.save for one in driver.take(Discard)] == [save]
 
 
+def test_a_step_that_gives_way_while_storage_fails_says_how():
+    driver = running()
+    driver.stage(1, promised=True)
+    driver.auto = False
+    driver.stage(2, promised=True)
+    order = driver.take(Write)[-1]
+    driver.send(Written(host=order.host, save=order.save, error="StorageError: the disk is full"))
+    for step in (4, 6):
+        driver.stage(step, promised=True)
+    driver.core.snapshots.keep()
+    for rank in (0, 1):
+        driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.step != 2]
+        driver.report(driver.place[rank])
+    (why,) = [why for key, why in driver.core.saves.failed.items() if key.step == 2]
+    assert "gave way to newer ones while storage fails: save" in why and "the disk is full" in why
+
+
 def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
     driver = running()
     driver.stage(1, promised=True)

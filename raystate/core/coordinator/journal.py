@@ -95,6 +95,7 @@ class Journal:
         self.facts = Facts()
         self.troubles: list[str] = []  # failures of storage and steps that were lost since the last published step, newest last
         self.fails = False  # storage has failed or stood still since then; a step is also lost where it is only slow
+        self.cause = ""  # the newest failure of storage since then
         self.changed_s = 0.0  # when an entry was last written, or something carried out
         self.superseded: Superseded | None = None
         self._work: dict[IntentKey, _Work] = {}
@@ -196,6 +197,7 @@ class Journal:
             of_storage: because storage has failed, which is more than that something was slow.
         """
         self.fails = self.fails or of_storage
+        self.cause = text if of_storage and is_told else self.cause
         self.context.log("warning", text)
         if is_told and self.troubles[-1:] != [text]:
             self.troubles = [*self.troubles[-4:], text]
@@ -380,7 +382,7 @@ class Journal:
         del self._work[key]
         self.carried.add(key)
         if is_commit:
-            self.troubles, self.fails = [], False
+            self.troubles, self.fails, self.cause = [], False, ""
         done = f"durable (save {work.intent.save})" if is_commit else f"retired: {work.intent.reason}"
         self.context.log("info", f"step {step} is {done}")
         self._looked()

@@ -34,6 +34,7 @@ from raystate.waits import ASKED_AGAIN_S
 
 MAX_TRIES = 3
 GAVE_WAY = "gave way to newer ones: storage is slower than the steps between saves"
+_CAUSE_CHARS = 200
 _REMEMBERED = 256
 _BROKEN = "its copy on"
 
@@ -206,7 +207,9 @@ class Saves:
         gone = [key for key, job in self.jobs.items() if job.phase == "queued" and self.memory.complete(key) is None]
         for key in gone:
             if self.jobs[key].gives_way and any(one.complete and one.order > key.order for one in self.memory.snaps.values()):
-                self._give_up(key, f"the snapshot of step {key.step} {GAVE_WAY}")
+                cause = self.journal.cause[:_CAUSE_CHARS]
+                why = f"gave way to newer ones while storage fails: {cause}" if cause else GAVE_WAY
+                self._give_up(key, f"the snapshot of step {key.step} {why}")
             # A host that is down may come back with its piece.
             # (test_deadlines.test_flush_of_a_step_whose_host_is_down_does_not_call_it_unstaged)
             elif all(view.up for view in self.memory.views):

@@ -47,7 +47,7 @@ class Snapshots:
         self.copying = Copying(context, memory, joins)
         self.stable: tuple[int, int] = NOWHERE  # places in the present lineage
         self.dead: set[tuple[int, int]] = set()
-        self.interval = 1
+        self.interval = self._longest = 1
         self.proposal: Proposal | None = None
         self.failure: Failure | None = None
         self.gathering: set[str] = set()  # hosts that existed at the claim and have not reported yet
@@ -162,7 +162,7 @@ class Snapshots:
         self._lineage = group.lineage
         self.stable = NOWHERE
         self.dead = set()
-        self.interval = 1
+        self.interval = self._longest = 1
         self._mark = -1
         self._calm = CALM_SNAPSHOTS
         self._laggards.forget()
@@ -244,7 +244,10 @@ class Snapshots:
         self._mark = -1 if group is None else group.newest
         self._calm = 0
         every = interval * max(1, self.context.settings.snapshot_every_steps)
-        self.context.log("info", f"a snapshot every {f'{every} steps' if every > 1 else 'step'} from now: {why}")
+        # It may go to and fro for hours: people read each length once.
+        level = "info" if interval > self._longest else "debug"
+        self._longest = max(self._longest, interval)
+        self.context.log(level, f"a snapshot every {f'{every} steps' if every > 1 else 'step'} from now: {why}")
 
     # ---------------------------------------------------------------- advice
 
