@@ -196,14 +196,14 @@ class HostArena:
         others = (one for one in self.sets if one is not held and one.trainer == held.trainer != "")
         return any(self.trainer_state(one) != "gone" for one in others)
 
-    def make_copies(self, rank: int, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> SlotSet:
-        """Reserve a set for copies of that rank's pieces, which takes about half a second per GiB. It counts once it is in `sets`.
+    def make_copies(self, rank: int, source: SetInfo) -> SlotSet:
+        """Reserve a set like the rank's own, `source`, for copies of its pieces: half a second per GiB. It counts once it is in `sets`.
 
         Raises:
             CapacityError: it does not fit; nothing was reserved.
         """
-        need = _need(data_bytes, table_bytes, slots, buffer_bytes)
-        return self._create("", need, data_bytes=data_bytes, table_bytes=table_bytes, pid=None, copies_of=rank)
+        need = _need(source.data_bytes, source.table_bytes, source.slots, source.buffer_bytes)
+        return self._create("", need, data_bytes=source.data_bytes, table_bytes=source.table_bytes, pid=None, copies_of=rank)
 
     def trainer_state(self, held: SlotSet) -> TrainerState:
         """ "attached": its process holds the lock. "expected": it has not come yet. Else "gone"."""

@@ -30,14 +30,13 @@ class TrainerArena:
         self.path = opened.path
 
     @classmethod
-    def attach(cls, set_path: str | os.PathLike[str], *, trainer: str, timeout_s: float = 5.0, touch: bool = True) -> TrainerArena:
+    def attach(cls, set_path: str | os.PathLike[str], *, trainer: str, timeout_s: float = 5.0) -> TrainerArena:
         """Take the set that the host allotted to this incarnation.
 
         Args:
             set_path: `SlotSet.path` as the host said it.
             trainer: the name that the set was allotted to, unique per incarnation.
             timeout_s: how long to wait for the host, which takes the lock for a moment when it looks.
-            touch: map all pages now, on several threads, instead of in the first snapshot.
 
         Raises:
             RaystateError: the set is not, or no longer, this trainer's; it was attached to before under this name; or it is gone.
@@ -67,9 +66,8 @@ class TrainerArena:
                 )
             lock.write(attach_note(trainer, mark_process(os.getpid())))
             opened = SlotSet(path, info, role="trainer")
-            if touch:
-                for slot in opened.slots:
-                    slot.touch()
+            for slot in opened.slots:
+                slot.touch()
             return cls(opened, lock, trainer)
         except BaseException:
             lock.release()

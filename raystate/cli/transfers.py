@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from rich.progress import TaskID
 
+from raystate.arena import parse_memory
 from raystate.cli.bars import byte_progress
 from raystate.core.formats.errors import ConfigError
-
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse_size(text: str, option: str) -> int:
@@ -18,11 +15,11 @@ def parse_size(text: str, option: str) -> int:
     Raises:
         ConfigError: it is no size.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?B)\s*", text.upper())
-    nbytes = int(float(found[1]) * _UNITS[found[2]]) if found else 0
-    if nbytes < 1:
-        raise ConfigError(f"--{option}: expected a size such as 5GB or 500MB, not {text!r}", field=option, got=text)
-    return nbytes
+    try:
+        return parse_memory(text, total_bytes=0)  # so that no percentage is one
+    except ConfigError:
+        message = f"--{option}: expected a size such as 5GB or 500MB, not {text!r}"
+        raise ConfigError(message, field=option, got=text) from None
 
 
 class TransferBar:

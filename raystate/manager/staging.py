@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -102,16 +102,8 @@ def stage(kept: StepCopy, session: Session, *, compared: bool) -> None:
     slot.begin()
     crcs = copy(kept.held, slot.data_mut)
     fault_points.reached("staging")
-    table = SlotTable(
-        layout_ref=ref,
-        crc32c=crcs,
-        values=kept.table.values,
-        iterators=kept.table.iterators,
-        files=kept.table.files,
-        json_items=kept.table.json_items,
-        metrics={name: float(np.asarray(value)) for name, value in kept.metrics.items()},
-        custom=kept.table.custom,
-    )
+    metrics = {name: float(np.asarray(value)) for name, value in kept.metrics.items()}
+    table = replace(kept.table, layout_ref=ref, crc32c=crcs, metrics=metrics)
     header = Staged(
         lineage=snapshot.lineage,
         step=snapshot.step,

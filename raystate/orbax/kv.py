@@ -41,7 +41,7 @@ _BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+[^\"\s]*")  # the rest of a key that is
 _MOST_OF_A_SENTENCE = 500
 
 
-def context(*, io_concurrency: int, copy_concurrency: int | None = None) -> ts.Context:
+def context(*, io_concurrency: int) -> ts.Context:
     """A context of our own, so that caches and thread limits end with the work they were made for."""
     for name, value in _CURL.items():
         os.environ.setdefault(name, value)  # read when TensorStore makes its first connection
@@ -51,8 +51,6 @@ def context(*, io_concurrency: int, copy_concurrency: int | None = None) -> ts.C
         "gcs_request_retries": _GCS_RETRIES,
         _CACHE: {"total_bytes_limit": _NODE_CACHE_BYTES},
     }
-    if copy_concurrency is not None:
-        spec["data_copy_concurrency"] = {"limit": copy_concurrency}
     return ts.Context(spec)
 
 
@@ -106,10 +104,9 @@ def open_store(spec: dict[str, Any], *, timeout_s: float, ctx: ts.Context | None
     return ts.KvStore.open(spec, context=ctx).result(timeout=timeout_s)
 
 
-def list_keys(store: ts.KvStore, prefix: str = "", *, timeout_s: float) -> list[str]:
-    """All keys that begin with `prefix`, in order."""
-    last = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
-    return sorted(key.decode() for key in store.list(ts.KvStore.KeyRange(prefix, last)).result(timeout=timeout_s))
+def list_keys(store: ts.KvStore, *, timeout_s: float) -> list[str]:
+    """All keys, in order."""
+    return sorted(key.decode() for key in store.list().result(timeout=timeout_s))
 
 
 def read_key(store: ts.KvStore, key: str, *, timeout_s: float) -> bytes | None:

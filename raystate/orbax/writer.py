@@ -19,6 +19,7 @@ from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.tree import ArraySpec, TreeSpec
 from raystate.orbax import kv
 
+_REQUESTS = 16  # to storage at a time
 WRITER_PREFIX = "ocdbt.process_"  # Orbax's name for the folder of one process
 
 
@@ -28,8 +29,6 @@ def write_item(
     tree: TreeSpec,
     pieces: Iterable[tuple[int, tuple[int, ...], np.ndarray]],
     *,
-    io_concurrency: int = 16,
-    copy_concurrency: int | None = None,
     timeout_s: float = 600.0,
 ) -> bool:
     """Write one writer's share of an item, durably, in one atomic transaction.
@@ -45,8 +44,6 @@ def write_item(
         tree: the whole item, equal for all writers.
         pieces: (leaf index, start, data): boxes of whole chunks, in elements of the global array. A piece without elements makes
             the array known (an array of size zero needs one).
-        io_concurrency: requests to storage at a time.
-        copy_concurrency: threads that encode; None: as many as cores.
         timeout_s: for each wait on storage.
 
     Returns:
@@ -61,7 +58,7 @@ def write_item(
     folder = kv.below(kv_base, f"{WRITER_PREFIX}{writer}/")
     where = f"item {tree.item!r}, writer {writer}"
     with kv.named_errors(f"writing {where} to {kv.url_of(kv_base)}", damage=False, item=tree.item, writer=writer):
-        ctx = kv.context(io_concurrency=io_concurrency, copy_concurrency=copy_concurrency)
+        ctx = kv.context(io_concurrency=_REQUESTS)
         transaction = ts.Transaction(atomic=True)
         stores: dict[int, ts.TensorStore] = {}
         writes: list[ts.WriteFutures] = []

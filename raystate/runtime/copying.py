@@ -144,13 +144,7 @@ class Copier:
         held = find_copies(self._arena.sets, transfer.order.rank, data_bytes=head.content.nbytes, table_bytes=len(head.table))
         made = held is None
         if held is None:
-            held = self._arena.make_copies(
-                transfer.order.rank,
-                data_bytes=head.held.data_bytes,
-                table_bytes=head.held.table_bytes,
-                buffer_bytes=head.held.buffer_bytes,
-                slots=head.held.slots,
-            )
+            held = self._arena.make_copies(transfer.order.rank, head.held)
         with self._lock:
             if made:
                 self._arena.sets.append(held)

@@ -68,13 +68,12 @@ class RunLog(LogReader):
         except RaystateError as error:
             return Appended(seq=entry.seq, outcome="failed", error=error.message)
 
-    def claim(self, make_entry: Callable[[LogEntry | None], LogEntry], *, timeout_s: float = 60.0, tries: int = 1000) -> LogEntry:
+    def claim(self, make_entry: Callable[[LogEntry | None], LogEntry], *, timeout_s: float = 60.0) -> LogEntry:
         """Append a claim, however many others do the same: read the tail, make an entry for it, until one is won.
 
         Args:
             make_entry: the claim that follows this tail (None: an empty log). Called again for each try.
             timeout_s: no try begins later than this.
-            tries: no more tries than this; each lost one means that somebody else's entry was appended.
 
         Raises:
             StorageError: storage kept failing, or others kept winning, up to the deadline.
@@ -103,7 +102,7 @@ class RunLog(LogReader):
                 lambda error: isinstance(error, StorageError) and not isinstance(error, LogGoneError)
             ),
             wait=_wait_unless_lost,
-            stop=tenacity.stop_before_delay(timeout_s) | tenacity.stop_after_attempt(tries),
+            stop=tenacity.stop_before_delay(timeout_s),
         )
         began_s = time.monotonic()
         try:

@@ -95,13 +95,12 @@ class IncomingStep:
         )
 
     @classmethod
-    def from_tree(cls, step: int, tree: Any, *, custom: Any = None) -> IncomingStep:
+    def from_tree(cls, step: int, tree: Any) -> IncomingStep:
         """A step whose state is in memory already.
 
         Args:
             step: number of completed steps.
             tree: any pytree of numpy or jax arrays, numbers and texts.
-            custom: JSON.
 
         Raises:
             ConfigError: a leaf can't be kept.
@@ -111,7 +110,7 @@ class IncomingStep:
         def read(_item: str, requests: Sequence[Request]) -> list[np.ndarray]:
             return source.read([ReadRequest(*request) for request in requests])
 
-        return cls(step=step, trees={STATE: spec}, read=read, custom=custom)
+        return cls(step=step, trees={STATE: spec}, read=read)
 
 
 def _state_item(reader: StepReader, step: int, item: str | None) -> str:

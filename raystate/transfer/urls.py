@@ -112,9 +112,9 @@ def names_in(fs: Any, folder: str, url: str) -> list[str] | None:
             return None
 
 
-def missing(url: str, field: str, *, more: str = "") -> ConfigError:
+def missing(url: str, field: str) -> ConfigError:
     """The error for a path at which nothing is."""
-    return ConfigError(f"{field}: there is nothing at {url}{more}", field=field, got=url)
+    return ConfigError(f"{field}: there is nothing at {url}", field=field, got=url)
 
 
 def refuse_owned(folder_url: str) -> None:

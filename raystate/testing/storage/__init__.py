@@ -14,6 +14,7 @@ the tests that every back end passes.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DiedError", "DyingAt", "Failing", "LosingAnswers", "Recording", "StorageContract", "StorageModel"]
 
+_MODULES = {"StorageContract": "contract", "StorageModel": "model"}
+
 
 if "pytest" in sys.modules:  # then a failed assert of theirs shows its values, as it does in one's own tests
     sys.modules["pytest"].register_assert_rewrite(f"{__name__}.contract", f"{__name__}.model")
@@ -32,12 +35,6 @@ if "pytest" in sys.modules:  # then a failed assert of theirs shows its values, 
 
 def __getattr__(name: str) -> Any:
     """The suites are loaded when they are used, because they import what only tests have."""
-    if name == "StorageContract":
-        from raystate.testing.storage.contract import StorageContract
-
-        return StorageContract
-    if name == "StorageModel":
-        from raystate.testing.storage.model import StorageModel
-
-        return StorageModel
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
