@@ -126,7 +126,9 @@ def quickstart(console: Console, folder: Path) -> None:
         killed.start()
         step, tier = killed.wait_for("at step ").split(", from ")
         back_s = time.monotonic() - killed_s
-        say(f"[bold green]Started again, it stands at step {step}, from {tier}[/], {back_s:.1f} s after the kill.")
+        lost = max(0, KILL_AFTER - int(step))
+        again = f" It does {lost} step{'s' * (lost > 1)} of a few ms again." if lost else ""
+        say(f"[bold green]Started again, it stands at step {step}, from {tier}[/], {back_s:.1f} s after the kill.{again}")
         if tier != "memory" or int(step) <= on_disk:
             raise QuickstartFailed(f"it came back at step {step} from {tier}, not from memory at one after {on_disk}")
         loss, digest = alone.wait_for("loss ").split(", weights ")

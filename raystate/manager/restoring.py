@@ -143,6 +143,12 @@ class Restoring:
                     else:
                         # The caller's: every rank will tell its own, nothing is wrong with the step.
                         mistake = error
+                        if isinstance(error, ReferenceMismatchError) and wanted.step is None:
+                            url = self._storage.url
+                            error.add(
+                                f"This is step {choice.step} of {url}. A model that was changed on purpose begins anew with another "
+                                f"storage, or after `raystate rm {url}`."
+                            )
                 try:
                     reply = self._settle(choice, wanted, restored, problem, mistaken=mistake is not None)
                 except RaystateError:

@@ -25,6 +25,7 @@ from raystate.waits import ASKED_AGAIN_S, CONNECT_S
 
 Result = TypeVar("Result")
 
+_LOG_IN = "`gcloud auth application-default login` makes some; GOOGLE_APPLICATION_CREDENTIALS names a file with others"
 _BATCH = 100  # what GCS takes in one batch request
 
 _LISTED = "items(name,size,generation,crc32c,md5Hash),prefixes,nextPageToken"
@@ -63,9 +64,12 @@ class GcsStorage(BucketStorage):
         return self._ask("read", name, download)
 
     def stat(self, name: str) -> ObjectInfo:
-        blob = self._blob(name)
-        self._ask("stat", name, lambda how: blob.reload(**how))
-        return _info(name, blob)
+        def looked_at(how: dict[str, Any]) -> ObjectInfo:
+            blob = self._blob(name)
+            blob.reload(**how)
+            return _info(name, blob)
+
+        return self._ask("stat", name, looked_at)
 
     def list(self, prefix: str = "", recursive: bool = True) -> Listing:
         folder = self._folder(prefix)
@@ -193,7 +197,7 @@ def _info(name: str, blob: Any) -> ObjectInfo:
 
 def _describe(error: BaseException) -> str:
     """One line: what GCS or the library said, and what to do where that is known."""
-    from google.auth.exceptions import GoogleAuthError
+    from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
 
     response = getattr(error, "response", None)  # of an upload or download whose last try failed
     code = getattr(response, "status_code", getattr(error, "code", None))
@@ -203,6 +207,8 @@ def _describe(error: BaseException) -> str:
     else:
         text = f"{type(error).__name__}: {error}"
         hint = GCS_HINTS[401] if isinstance(error, GoogleAuthError) else None
+        if isinstance(error, DefaultCredentialsError) and "not found" in str(error):
+            text, hint = "this machine has no credentials of Google Cloud", _LOG_IN
     text = " ".join(text.split())[:500]
     return f"{text} ({hint})" if hint else text
 

@@ -381,7 +381,7 @@ def test_a_small_array_lends_its_sharding_and_the_error_names_the_option(saved: 
         saved.restore(small)
     got = saved.restore(small, shapes="checkpoint")["params"]["enc"]["w"]
     assert got.sharding == NamedSharding(mesh, P("x", "y")) and np.array_equal(got, kernel())
-    with pytest.raises(ReferenceMismatchError, match="cast=True converts"):
+    with pytest.raises(ReferenceMismatchError, match=r"cast=True\) converts"):
         saved.restore({"params": {"enc": {"b": np.zeros(8, np.float16)}}})
     with pytest.raises(ConfigError, match=r"shapes: expected 'match' .* not 'any'"):
         saved.restore({"step": 0}, shapes="any")

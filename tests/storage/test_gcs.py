@@ -56,6 +56,17 @@ def test_a_refusal_is_final_and_says_what_to_do(storage: Storage, server: GcsSer
     assert server.hits() == [1], "asked once"
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_machine_without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str):
+    for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # else the library looks for a metadata server
+    with pytest.raises(StorageError, match=r"no credentials of Google Cloud .*`gcloud auth") as caught:
+        OPERATIONS[operation](open_storage("gs://bucket/run"))
+    assert "gs://bucket/run" in caught.value.message
+
+
 @pytest.mark.parametrize("operation", ["create", "list"])
 def test_a_missing_bucket(server: GcsServer, operation: str):
     with mock.patch.dict(os.environ, server.environment()):

@@ -36,7 +36,8 @@ class RaystateError(Exception):
 
     def add(self, sentence: str) -> None:
         """End the message with a sentence more: code that it passes may know what to do."""
-        super().__init__(printable(f"{self.message}; {sentence}"))
+        joint = "\n" if "\n" in self.message else "; "
+        super().__init__(printable(f"{self.message}{joint}{sentence}"))
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for names that are not real attributes.
