@@ -329,7 +329,7 @@ class CoordinatorActor:
         while not (told := service.ledger.ends(group)).has(dead) and time.monotonic() < end_s:
             await asyncio.sleep(SOON_S)
         service.ledger.sweeps(group, swept)
-        return dataclasses.replace(told, leaving=leaving)
+        return dataclasses.replace(told, newest_step=service.machine.joins.newest, leaving=leaving)
 
     async def blame(self, group: str, cause: str) -> None:
         """The launcher's word on why a worker group ended."""
@@ -356,7 +356,7 @@ class CoordinatorActor:
         return os.getpid()
 
     async def newest_step(self) -> int:
-        return self._started.ledger.newest_step
+        return self._started.machine.joins.newest
 
 
 def _crash() -> None:

@@ -20,7 +20,6 @@ from raystate.core.formats.messages import (
     HostReported,
     Intent,
     JoinReply,
-    RestoreAsked,
     RestoreSettled,
     TrainerExited,
     group_of,
@@ -114,7 +113,6 @@ class Ledger:
     """Watches the events and commands that pass through the Coordinator: who is present, who died first, what came back.
 
     Attributes:
-        newest_step: that a trainer has saved since the last rollback; -1: none.
         lock: for readers on other threads than the Coordinator's, which writes it.
     """
 
@@ -129,8 +127,6 @@ class Ledger:
         self._writing: list[threading.Thread] = []
         self.presence = Presence()
         self.recoveries: list[LoggedRecovery] = []
-        self.newest_step = -1
-        self._rolled_back = (-1, -1, "")  # the order of the lineage whose newest steps were given up
 
     def begin(self, attempt: int) -> None:
         self._attempt = attempt
@@ -162,9 +158,9 @@ class Ledger:
         with self.lock:
             past = self._pasts.get(group)
             if past is None:
-                return Told(ends=None, newest_step=self.newest_step)
+                return Told(ends=None)
             ends = past.ends.in_order
-            return Told(ends=ends, awaited=past.hanging - {end.rank for end in ends}, newest_step=self.newest_step)
+            return Told(ends=ends, awaited=past.hanging - {end.rank for end in ends})
 
     def _past(self, lineage: str) -> _Past:
         group = group_of(lineage)
@@ -202,8 +198,6 @@ class Ledger:
                 past.has_died = True
                 past.hanging |= set(hanging)
                 past.is_announced |= announced
-            case RestoreAsked(lineage=lineage, rollback=True) if (order := lineage_order(lineage)) > self._rolled_back:
-                self._rolled_back, self.newest_step = order, -1
             case Answer(reply=JoinReply(lineage=lineage)):
                 self._past(lineage)
                 if self._left is not None and group_of(self._left[0]) != group_of(lineage):
@@ -214,8 +208,6 @@ class Ledger:
                 for trainer in summary.trainers:
                     past = self._past(trainer.lineage)
                     past.newest = max(past.newest, trainer.newest_step)
-                    if lineage_order(trainer.lineage) > self._rolled_back:
-                        self.newest_step = max(self.newest_step, trainer.newest_step)
                     self._close(trainer.lineage, trainer.newest_step, now_s)
             case _:
                 pass

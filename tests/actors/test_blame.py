@@ -23,7 +23,6 @@ from raystate.core.formats.messages import (
     HostSummary,
     Joined,
     JoinReply,
-    RestoreAsked,
     RestoreSettled,
     TrainerExited,
     TrainerWord,
@@ -220,24 +219,6 @@ def test_an_exception_is_told_before_the_exit():
     groups = Groups("l4")
     groups.ledger.raised("1.2.g1", raised(1, KeyError("k")))
     assert recovered(groups, exit_of(1), exit_of(0, was_ended=True)) == "rank 1 raised KeyError: 'k'"
-
-
-def test_after_a_rollback_the_newest_step_is_that_of_the_new_lineage():
-    ledger = ledger_of("l5")
-
-    def trained(lineage: str, step: int, number: int) -> int:
-        seen = TrainerWord(rank=0, world=2, lineage=lineage, newest_step=step)
-        ledger.observe(HostReported(summary=HostSummary(host=HOSTS[0], incarnation="i", seq=number, trainers=(seen,))), 1.0)
-        return ledger.newest_step
-
-    assert trained("1.2.g1", 1000, 1) == 1000
-    assert trained("1.4.g2", 990, 2) == 1000, "a restore of the newest step there is gives up nothing"
-    for rank in range(2):
-        ledger.observe(RestoreAsked(ask=Ask(f"r{rank}"), lineage="1.4.g2", rank=rank, step=10, rollback=True), 2.0)
-        assert ledger.newest_step == -1
-        assert trained("1.4.g2", 1000, 3 + rank) == -1, "a late report of what was given up"
-    assert trained("1.5.g2", 10, 5) == 10
-    assert trained("1.5.g2", 11, 6) == 11
 
 
 # ---------------------------------------------------------------- restarts that fail

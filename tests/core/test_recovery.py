@@ -210,6 +210,22 @@ def test_missing_step_is_named_with_the_available_ones():
     assert (failure.error, failure.details["available"]) == ("StepNotFoundError", [2])
 
 
+def test_after_a_rollback_the_newest_step_is_that_of_the_new_lineage():
+    """By it the launcher sees whether a worker group gets on."""
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.stage(4, promised=True)
+    old = driver.lineage
+    driver.join(AB, "h")
+    assert driver.core.joins.newest == 4, "a restore of the newest step there is gives up nothing"
+    driver.restore(step=2, rollback=True)
+    assert driver.core.joins.newest == 2
+    driver.word(0, 3)
+    new, driver.lineage = driver.lineage, old
+    driver.word(1, 9)
+    assert (driver.core.joins.newest, new != old) == (3, True), "a late report of what was given up"
+
+
 def test_rollback_retires_the_newer_steps_first():
     driver = running()
     driver.stage(2, promised=True)

@@ -86,6 +86,7 @@ class Joins:
         self.journal = journal
         self.group: Group | None = None
         self.ended: dict[str, str] = {}  # worker group -> why
+        self.newest = -1  # step that a rank has saved since the last rollback
         self._counter = 0
         self.name = ""  # of the group that is joining or has joined
         self._past: set[str] = set()
@@ -257,11 +258,12 @@ class Joins:
         self._counter += 1
         return str(Lineage(self.context.attempt, self._counter, self.group.name))
 
-    def renew(self, lineage: str) -> Group:
-        """The present worker group has restored: it goes on in a lineage of its own."""
+    def renew(self, lineage: str, *, back_to: int | None = None) -> Group:
+        """The present worker group has restored: it goes on in a lineage of its own. `back_to`: the step of a rollback."""
         old = self.group
         assert old is not None
         self.group = Group(lineage, old.world, old.hosts, self.context.now_s, adopted=False)
+        self.newest = self.newest if back_to is None else back_to
         return self.group
 
     # ---------------------------------------------------------------- what the hosts see
@@ -273,6 +275,7 @@ class Joins:
             group = self._group_of(view, one)
             if group is None:
                 continue
+            self.newest = max(self.newest, one.newest_step)
             if not group.alive:
                 self._tell_end(view.host, one.lineage, group.why_ended)
                 continue

@@ -323,7 +323,7 @@ class Restores:
 
     def _discard(self, choice: RestoreChoice) -> None:
         """From now on the group stages in a new lineage: no older piece can be taken for one."""
-        self._group = group = self.joins.renew(choice.begins)
+        self._group = group = self.joins.renew(choice.begins, back_to=choice.step if self._rollback else None)
         lineage = choice.in_memory.lineage if choice.in_memory is not None else ""
         self.memory.give_up_but(lineage, choice.step, by=group.lineage)
         self.saves.forget_unbelieved()
