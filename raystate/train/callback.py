@@ -35,7 +35,7 @@ from raystate.runtime.slow import SlowLine
 from raystate.storage import run_hash
 from raystate.train import bundles, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups
-from raystate.train.policy import Ending, RetryPolicy, pinned_nodes
+from raystate.train.policy import Ending, RankFailure, RetryPolicy, pinned_nodes
 from raystate.train.rays import callbacks, states
 from raystate.train.standby import SWITCH, Standby
 from raystate.waits import ANSWER_S, MOMENT_S, PINNED_START_S, TRAIN_POLL_S
@@ -101,7 +101,7 @@ class RayTrainCallback(_Callback):
     def _reset(self) -> None:
         """What only the controller's copy uses."""
         self._workers: list[Any] = []
-        self._failures: dict[int, endings.RankFailure] = {}
+        self._failures: dict[int, RankFailure] = {}
         self._told: Told | None = None  # what the Coordinator knew of them
         self._first: Newest | None = None  # the newest step when the first group began to train
         self._groups = 0

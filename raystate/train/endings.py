@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -29,7 +28,7 @@ from raystate.core.formats.errors import (
 )
 from raystate.core.formats.texts import counted
 from raystate.runtime.ends import End, Told, is_collateral, one_line
-from raystate.train.policy import Ending, Seen, culprit, signature_of
+from raystate.train.policy import Ending, RankFailure, culprit, signature_of
 from raystate.train.rays import exceptions
 from raystate.waits import MOMENT_S, QUICK_ANSWER_S
 
@@ -39,24 +38,6 @@ logger = logging.getLogger(__name__)
 FINAL = (
     StaleAttemptError, RunInUseError, ConfigError, ReferenceMismatchError, ItemTopologyError, StepOrderError,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailure:
-    """One rank's end. `died`: its process is gone (or doesn't answer); `unread`: its answer can't be unpickled here; `preempted`: with
-    its node, as announced; `why`: if known."""
-
-    error: BaseException
-    traceback: str = ""
-    died: bool = False
-    unread: bool = False
-    preempted: bool = False
-    why: str = ""
-
-    @property
-    def collateral(self) -> bool:
-        """Whether it failed only because another process was gone."""
-        return not self.died and is_collateral(self.error, self.traceback)
 
 
 def prepare_worker() -> None:
@@ -166,8 +147,7 @@ def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told:
     if any(failure.preempted for failure in found.values()):
         ranks = [rank for rank, failure in sorted(found.items()) if failure.preempted]
         return Ending(kind="interrupted", cause=f"ranks {ranks} lost their node, as announced")
-    seen = {rank: Seen(died=failure.died, collateral=failure.collateral) for rank, failure in found.items()}
-    rank = culprit(seen, told)
+    rank = culprit(found, told)
     if rank is None:
         ranks = " and ".join(str(rank) for rank, failure in sorted(found.items()) if failure.died)
         cause = f"the processes of ranks {ranks} died; which of them was first is not known yet"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raystate.core.launcher.elastic import Newest
-from raystate.runtime.ends import End, first_to_fail
+from raystate.runtime.ends import End, first_to_fail, is_collateral
 
 NEAR_STEPS = 3  # two failures this close to each other are at the same place
 _SIGNATURE_CHARS = 300
@@ -155,14 +155,27 @@ def signature_of(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What Ray Train says of one rank's end. `collateral`: it raised only because another process was gone."""
+class RankFailure:
+    """One rank's end, as Ray Train says it.
 
+    `died`: its process is gone, or doesn't answer. `unread`: its answer can't be unpickled here.
+    `preempted`: with its node, as announced. `why`: if known.
+    """
+
+    error: BaseException
+    traceback: str = ""
     died: bool = False
-    collateral: bool = False
+    unread: bool = False
+    preempted: bool = False
+    why: str = ""
+
+    @property
+    def collateral(self) -> bool:
+        """Whether it failed only because another process was gone."""
+        return not self.died and is_collateral(self.error, self.traceback)
 
 
-def culprit(seen: Mapping[int, Seen], told: Sequence[End] | None) -> int | None:
+def culprit(seen: Mapping[int, RankFailure], told: Sequence[End] | None) -> int | None:
     """The rank whose end led to the others'. None if neither knows of any, or if that will be known later.
 
     Ray Train sees ends all at once, when it polls. HostActors and trainers tell them one by one, with those that raystate made itself.

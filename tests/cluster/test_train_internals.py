@@ -54,6 +54,7 @@ from raystate.train import bundles, elastic, endings, group_actors, jax_backend,
 from raystate.train import callback as callback_module
 from raystate.train import trainer as trainer_module
 from raystate.train.callback import RayTrainCallback
+from raystate.train.policy import RankFailure
 from tests.cluster.strikes import lose_node
 from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
@@ -156,7 +157,7 @@ def test_deaths_and_preemptions_are_recognized() -> None:
 
 def test_what_an_ending_amounts_to() -> None:
     def of(**errors: BaseException) -> Any:
-        found = {int(rank[1:]): endings.RankFailure(error=error) for rank, error in errors.items()}
+        found = {int(rank[1:]): RankFailure(error=error) for rank, error in errors.items()}
         return endings.classify(WorkerGroupError("x", {}), found)
 
     gloo = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
@@ -165,9 +166,7 @@ def test_what_an_ending_amounts_to() -> None:
     assert of(r0=raystate.Interrupted("stop"), r1=raystate.ConfigError("bad")).kind == "final"
     assert of(r0=gloo).kind == "failed"
     assert "another process dies" in of(r0=gloo).cause
-    died = endings.classify(
-        WorkerGroupError("x", {}), {0: endings.RankFailure(error=gloo), 3: endings.RankFailure(error=OSError(), died=True)}
-    )
+    died = endings.classify(WorkerGroupError("x", {}), {0: RankFailure(error=gloo), 3: RankFailure(error=OSError(), died=True)})
     assert died.cause == "the process of rank 3 died"
     for mistake in (raystate.ReferenceMismatchError("r"), raystate.ItemTopologyError("i"), raystate.StepOrderError("s")):
         assert of(r0=gloo, r1=mistake).kind == "final"
@@ -181,7 +180,7 @@ def test_what_an_ending_amounts_to() -> None:
 
 def test_what_other_ranks_raise_beside_an_interruption_is_told() -> None:
     """A disk that is full while the script saves what is its own before its node goes."""
-    found = {0: endings.RankFailure(error=OSError("disk full")), 1: endings.RankFailure(error=raystate.Interrupted("told"))}
+    found = {0: RankFailure(error=OSError("disk full")), 1: RankFailure(error=raystate.Interrupted("told"))}
     ending = endings.classify(WorkerGroupError("x", {}), found)
     assert ending.kind == "interrupted"
     assert ending.cause.endswith("; rank 0 raised OSError: disk full")
@@ -193,7 +192,7 @@ def test_a_group_without_a_place_has_no_failures_of_its_own(monkeypatch: pytest.
     monkeypatch.setattr(callback_module.telling, "blame", lambda *_: None)
     monkeypatch.setattr(RayTrainCallback, "_probe", lambda *_: lambda: None)
     monkeypatch.setattr(RayTrainCallback, "_release_half_started", lambda _self: None)
-    callback._failures = {0: endings.RankFailure(error=raystate.Interrupted("told"))}
+    callback._failures = {0: RankFailure(error=raystate.Interrupted("told"))}
     decided: list[Any] = []
     monkeypatch.setattr(callback._policy, "ended", lambda ending, *_: decided.append(ending.kind))
     callback.after_controller_state_update(None, states.RestartingState(training_failed_error=WorkerGroupError("x", {})))
@@ -254,7 +253,7 @@ def test_the_newest_step_in_an_outage_of_storage(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_exception_that_ray_train_has_not_read_is_told_by_the_coordinator() -> None:
-    dead = {rank: endings.RankFailure(error=OSError(), died=True) for rank in (0, 1)}
+    dead = {rank: RankFailure(error=OSError(), died=True) for rank in (0, 1)}
     ended = End(rank=0, kind="ended", reason="trainer rank 0 was ended")
     ending = endings.classify(WorkerGroupError("x", {}), dead, (raised(1, ValueError("bad batch 7")), ended))
     assert (ending.rank, ending.cause) == (1, "rank 1 raised ValueError: bad batch 7")
@@ -269,7 +268,7 @@ def test_an_exception_that_ray_train_has_not_read_is_told_by_the_coordinator() -
 
 def test_who_is_not_known_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Coordinator knows that it was rank 1, and is slow to say so."""
-    dead = {rank: endings.RankFailure(error=OSError(), died=True) for rank in (0, 1)}
+    dead = {rank: RankFailure(error=OSError(), died=True) for rank in (0, 1)}
     unknown = endings.classify(WorkerGroupError("x", {}), dead, ())
     assert (unknown.is_known, unknown.rank) == (False, None)
     assert unknown.cause == "the processes of ranks 0 and 1 died; which of them was first is not known yet"
@@ -287,14 +286,14 @@ def test_who_is_not_known_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_all_hang_the_stacks_of_all_are_told() -> None:
-    dead = {rank: endings.RankFailure(error=OSError(), died=True) for rank in (0, 1)}
+    dead = {rank: RankFailure(error=OSError(), died=True) for rank in (0, 1)}
     told = tuple(End(rank=rank, kind="hung", reason="no step for 30 s", traceback=f"in f{rank}") for rank in (1, 0))
     ending = endings.classify(WorkerGroupError("x", {}), dead, told)
     assert ending.traceback == "rank 0 was at\nin f0\n\nrank 1 was at\nin f1"
 
 
 def test_ended_because_a_node_goes_away_is_no_failure() -> None:
-    dead = {rank: endings.RankFailure(error=OSError(), died=True) for rank in (0, 1)}
+    dead = {rank: RankFailure(error=OSError(), died=True) for rank in (0, 1)}
     ends = tuple(End(rank=rank, kind="interrupted", reason=f"rank {rank} was ended: a node goes away") for rank in (0, 1))
     ending = endings.classify(WorkerGroupError("x", {}), dead, ends)
     assert (ending.kind, ending.cause) == ("interrupted", "rank 0 was ended: a node goes away")

@@ -21,7 +21,7 @@ from raystate.runtime.ledger import LoggedRecovery
 from raystate.train import endings, standby, telling
 from raystate.train import result as result_module
 from raystate.train.callback import Outcome
-from raystate.train.policy import Ending, RetryPolicy, Seen, culprit, pinned_nodes, signature_of
+from raystate.train.policy import Ending, RankFailure, RetryPolicy, culprit, pinned_nodes, signature_of
 from raystate.train.result import recoveries, run_result
 
 FAILED = Ending(kind="failed", cause="the process of rank 1 died", rank=1)
@@ -153,7 +153,8 @@ def test_probes_are_waited_for_only_when_they_matter() -> None:
 
 
 def test_the_culprit_by_what_ray_train_sees() -> None:
-    gloo, raised, died = Seen(collateral=True), Seen(), Seen(died=True)
+    gloo, raised = RankFailure(error=ValueError("Gloo connectFullMesh failed")), RankFailure(error=KeyError("k"))
+    died = RankFailure(error=OSError(), died=True)
     assert culprit({}, ()) is None
     assert culprit({0: gloo, 3: raised, 2: raised}, ()) == 2
     assert culprit({0: gloo, 1: died}, ()) == 1
@@ -162,7 +163,8 @@ def test_the_culprit_by_what_ray_train_sees() -> None:
 
 
 def test_the_culprit_by_what_the_coordinator_was_told() -> None:
-    both_dead = {0: Seen(died=True), 1: Seen(died=True)}
+    died = RankFailure(error=OSError(), died=True)
+    both_dead = {0: died, 1: died}
 
     def end(rank: int, kind: Any, **more: Any) -> End:
         return End(rank=rank, kind=kind, reason="", **more)
@@ -174,7 +176,7 @@ def test_the_culprit_by_what_the_coordinator_was_told() -> None:
     assert culprit(both_dead, (end(0, "raised", collateral=True), end(1, "died"))) == 1
     assert culprit(both_dead, (end(0, "raised", collateral=True),)) == 0
     assert culprit(both_dead, (end(0, "ended"),)) == 1, "the other one's news has not come"
-    assert culprit({1: Seen()}, (end(0, "ended"),)) == 1, "raised outside of its StateManager"
+    assert culprit({1: RankFailure(error=KeyError("k"))}, (end(0, "ended"),)) == 1, "raised outside of its StateManager"
 
 
 def test_ranks_stay_where_they_were() -> None:
@@ -259,7 +261,7 @@ def test_a_smaller_group_takes_the_processes_that_wait_on_its_nodes() -> None:
 
 def test_when_nobody_says_who_was_first_the_living_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one has raised says more than that another has died."""
-    died, raised = endings.RankFailure(error=RuntimeError(), died=True), endings.RankFailure(error=ValueError("mine"))
+    died, raised = RankFailure(error=RuntimeError(), died=True), RankFailure(error=ValueError("mine"))
     callback = RayTrainCallback(StateConfig(storage="/runs/a", run="a"))
     callback._workers = ["of rank 0", "of rank 1"]
     monkeypatch.setattr(callback, "_end_workers", lambda: None)
