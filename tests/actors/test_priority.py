@@ -12,7 +12,7 @@ import os, sys
 from concurrent.futures import ThreadPoolExecutor
 from raystate.runtime.priority import give_way
 
-os.nice(int(sys.argv[1]))
+os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))
 if os.getuid() == 0:
     os.setuid(65534)  # who isn't root may not raise a priority again
 with ThreadPoolExecutor(1, initializer=give_way) as pool:
