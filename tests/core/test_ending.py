@@ -272,6 +272,19 @@ def test_release_saves_the_newest_complete_snapshot():
     assert driver.take(Finish)
 
 
+def test_a_release_goes_on_when_the_failed_rank_has_said_its_last_word():
+    """The rank's group has ended by then: its last word counts all the same, and is not waited for until the deadline."""
+    driver = running()
+    driver.hold(0, 3)
+    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="failed"))
+    last = driver.numbers.get(0, 0) + 1
+    driver.send(ReleaseAsked(ask=Ask("r"), reason="failed", lineage=driver.lineage, rank=0, word=last))
+    driver.hold(1, 3)
+    assert driver.replies(LeaveReply) == []
+    driver.word(0, 3)
+    assert [reply.step for reply in driver.replies(LeaveReply)] == [3]
+
+
 def half_away() -> Driver:
     """Step 2 is durable. The HostActor of rank 1 has the last step, and is away."""
     driver = running(host_timeout_s=10.0)

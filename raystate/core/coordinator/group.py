@@ -276,9 +276,8 @@ class Joins:
             if group is None:
                 continue
             self.newest = max(self.newest, one.newest_step)
-            if not group.alive:
+            if not group.alive:  # its words count still: a release waits for that of the rank that has failed
                 self._tell_end(view.host, one.lineage, group.why_ended)
-                continue
             old = group.seen.get(one.rank)
             if old is not None and (old is one or old == one) and group.hosts.get(one.rank) == view.host:
                 continue
