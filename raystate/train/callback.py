@@ -182,6 +182,7 @@ class RayTrainCallback(_Callback):
         pinned_to = [node for node in self._pins if node is not None]
         if pinned_to:
             nodes.wait_for_room(pinned_to, worker_group_context.resources_per_worker, deadline_s=MOMENT_S)
+        endings.tell_of_start(self._slow, worker_group_context, again=self._pending is not None)
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
         self._group = secrets.token_hex(4)

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayActorError, RaySystemError, RayTaskError
@@ -28,6 +28,7 @@ from raystate.core.formats.errors import (
 )
 from raystate.core.formats.texts import counted
 from raystate.runtime.ends import End, Told, is_collateral, one_line
+from raystate.runtime.slow import SlowLine, load
 from raystate.train.policy import Ending, RankFailure, culprit, signature_of
 from raystate.train.rays import exceptions
 from raystate.waits import MOMENT_S, QUICK_ANSWER_S
@@ -249,9 +250,30 @@ def _cluster() -> str:
     return ""
 
 
+def no_room(workers: int) -> str:
+    """What is said of a group that finds no place."""
+    return f"no room yet for {counted(workers, 'worker')}{_cluster()}"
+
+
+def tell_of_start(line: SlowLine, group: Any, *, again: bool) -> None:
+    """A group is about to ask for its places. Ray Train itself says nothing for a minute.
+
+    Args:
+        group: Ray Train's context of it.
+        again: it is told already why the group starts.
+    """
+    if again:
+        return
+    workers, all_there = group.num_workers, cast(dict[str, float], ray.cluster_resources())
+    if any(amount * workers > all_there.get(name, 0.0) for name, amount in group.resources_per_worker.items()):
+        line.begin(no_room(workers), at_once=True)  # no error: the cluster may grow
+    else:
+        line.begin(f"{counted(workers, 'worker')} are asked for, and have not all started yet; {load()}")
+
+
 def _of_controller(failure: BaseException) -> Ending:
     if isinstance(failure, exceptions.WorkerGroupStartupTimeoutError):
-        return Ending(kind="waiting", cause=f"no room yet for {counted(failure.num_workers, 'worker')}{_cluster()}")
+        return Ending(kind="waiting", cause=no_room(failure.num_workers))
     cause = f"the workers could not be started: {one_line(failure)}"
     return Ending(kind="failed", cause=cause, error=failure)
 
@@ -278,7 +300,8 @@ def release_text(error: Exception) -> str:
 
 
 def quiet_ray_train() -> None:
-    """In the controller: no tracebacks for what we raise on purpose, none for the clean-up of workers that we ended."""
+    """In the controller: no tracebacks for what we raise on purpose or tell in a line of our own, none
+    for the clean-up of workers that we ended."""
     names = ("ray.train.v2._internal.execution.callback_manager", "ray.train.v2._internal.execution.controller.controller")
     for name in names:
         logging.getLogger(name).addFilter(_not_ours)
@@ -287,4 +310,5 @@ def quiet_ray_train() -> None:
 
 
 def _not_ours(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], RaystateError))
+    told = (RaystateError, exceptions.WorkerGroupStartupTimeoutError)
+    return not (record.exc_info and isinstance(record.exc_info[1], told))

@@ -9,6 +9,7 @@ import functools
 import gc
 import importlib.util
 import inspect
+import logging
 import os
 import pickle
 import signal
@@ -184,6 +185,24 @@ def test_what_other_ranks_raise_beside_an_interruption_is_told() -> None:
     ending = endings.classify(WorkerGroupError("x", {}), found)
     assert ending.kind == "interrupted"
     assert ending.cause.endswith("; rank 0 raised OSError: disk full")
+
+
+@pytest.mark.parametrize(("workers", "told"), [(5, ["no room yet for 5 workers"]), (2, [])])
+def test_a_group_that_is_larger_than_the_cluster_is_told_of_before_ray_train_waits(
+    workers: int, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endings.ray, "cluster_resources", lambda: {"CPU": 2.0, "memory": 1e9})
+    callback = RayTrainCallback(CONFIG)
+    lines: list[str] = []
+    monkeypatch.setattr(callback._slow, "begin", lambda text, *, at_once=False: lines.append(text) if at_once else None)
+    callback.before_worker_group_start(SimpleNamespace(num_workers=workers, resources_per_worker={"CPU": 1}))
+    assert [line.split(" (")[0] for line in lines] == told
+
+
+def test_rays_traceback_of_a_group_without_a_place_is_not_shown() -> None:
+    for failure, shown in ((WorkerGroupStartupTimeoutError(5), False), (ValueError("boom"), True)):
+        record = logging.LogRecord("ray", logging.ERROR, "", 0, "Error", (), (type(failure), failure, None))
+        assert endings._not_ours(record) is shown
 
 
 def test_a_group_without_a_place_has_no_failures_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
