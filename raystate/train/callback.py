@@ -179,8 +179,7 @@ class RayTrainCallback(_Callback):
         self._place(resize_decision.num_workers)
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
-        pinned_to = [node for node in self._pins if node is not None]
-        if pinned_to:
+        if pinned_to := [node for node in self._pins if node is not None]:
             nodes.wait_for_room(pinned_to, worker_group_context.resources_per_worker, deadline_s=MOMENT_S)
         endings.tell_of_start(self._slow, worker_group_context, again=self._pending is not None)
 
