@@ -197,7 +197,8 @@ class Journal:
             of_storage: because storage has failed, which is more than that something was slow.
         """
         self.fails = self.fails or of_storage
-        self.cause = text if of_storage and is_told else self.cause
+        if of_storage and is_told:
+            self.cause = text.partition(": ")[2]  # it is told of other steps, too: without the one that it was of
         self.context.log("warning", text)
         if is_told and self.troubles[-1:] != [text]:
             self.troubles = [*self.troubles[-4:], text]
