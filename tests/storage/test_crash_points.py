@@ -103,7 +103,7 @@ def _base_in_use_is_garbage(patch: pytest.MonkeyPatch) -> None:
 def _errors_kept_back(patch: pytest.MonkeyPatch) -> None:
     """And nobody asks whether the package is there."""
     append = RunLog.append
-    patch.setattr(storing, "one_line", lambda error: "")
+    patch.setattr(storing, "_outcome", lambda error: "")
     patch.setattr(RunLog, "append", lambda self, entry, needs=(): append(self, entry))
 
 
