@@ -18,6 +18,7 @@ from tests.damage.damages import FIRST, ONE_OBJECT, SEEDS, Copy, is_data
 from tests.damage.judging import NEWEST, Flat, Judge, Tally, expected_of, restore, shown, step_in
 
 CHUNK = 125
+ENOUGH = 8 * CHUNK
 
 
 def test_an_undamaged_run_is_right(copy: Copy, expected: dict[int, Flat]):
@@ -89,12 +90,11 @@ def test_small_files_that_are_not_read_from_the_package_are_found_out(
     assert found_out(copy, expected, lambda name: not is_data(name))
 
 
-def found_out(copy: Copy, expected: dict[int, Flat], is_target: Callable[[str], bool]) -> int:
-    """How many of 125 damages to the newest step are restored as if nothing had happened."""
+def found_out(copy: Copy, expected: dict[int, Flat], is_target: Callable[[str], bool]) -> bool:
+    """Whether one of many damages to the newest step is restored as if nothing had happened: about one of fifteen is."""
     among = [name for name in copy.names if step_in(name) == NEWEST and not name.startswith(".raystate/") and is_target(name)]
-    kinds: list[str] = []
-    for seed in range(FIRST, FIRST + CHUNK):
+    for seed in range(FIRST, FIRST + ENOUGH):
         with copy.damaged(copy.draw(seed, kinds=("flip", "zeros"), among=among)) as root:
-            kinds.append(restore(root, NEWEST, expected).kind)
-    print({kind: kinds.count(kind) for kind in sorted(set(kinds))})  # noqa: T201
-    return kinds.count("wrong")
+            if restore(root, NEWEST, expected).kind == "wrong":
+                return True
+    return False
