@@ -34,7 +34,9 @@ from jobs.demo.view import Struck, View, ends_table, kills_table
 from jobs.lm.config import load
 
 MOST_REPEATED = 2  # steps: the snapshot in flight, and one interval
-MOST_SHORT_REPEATED = 5  # the short steps of the quick form follow each other faster than a busy machine copies them
+# Of the quick form: its short steps follow each other faster than a busy machine copies them. Fewer than without the copies, which lie
+# between durable steps.
+MOST_SHORT_REPEATED = 19
 REPORT = Path("build", "demo.html")
 # Of the steps. Late in the short form: by then processes wait for the restart, and what is left needs no other ones.
 KILL_AT, SHORT_KILL_AT, HOST_ACTOR_AT = 0.35, 0.75, 0.7
