@@ -56,6 +56,20 @@ def test_asks_before_the_claim_wait_for_it():
     assert [one.reply.attempt for one in out if isinstance(one, Answer) and isinstance(one.reply, JoinReply)] == [1]
 
 
+def test_an_ask_that_waited_for_the_claim_hears_that_the_run_is_released():
+    from raystate.core.coordinator.machine import Coordinator
+    from raystate.core.formats.log import claim_entry
+    from raystate.core.formats.messages import Answer, Claimed, Finish, FlushAsked, ReleaseAsked, Settings
+
+    core = Coordinator(Settings(run="r", storage="s"))
+    core.handle(ReleaseAsked(ask=Ask("r"), reason="gave up"), 0.0)
+    core.handle(FlushAsked(ask=Ask("f"), lineage="1.1.g", rank=0), 0.0)
+    out = core.handle(Claimed(entry=claim_entry(None, "w", "r")), 1.0)
+    assert any(isinstance(one, Finish) for one in out)
+    replies = {one.ask: one.reply for one in out if isinstance(one, Answer)}
+    assert getattr(replies["f"], "error", "") == "StaleAttemptError"
+
+
 def test_repeated_join_gets_the_same_reply():
     driver = Driver()
     driver.join(AB)

@@ -206,7 +206,12 @@ class Coordinator:
             if known is not None:
                 self._context.out.append(Answer(ask=ask, reply=known))
                 return
+            if self.leaving.is_finished():  # by one that waited for the claim before this one did
+                self._context.fail([ask], "StaleAttemptError", "the run has been released", released=True)
+                return
             self._context.open_asks[ask] = None
+        elif self.leaving.is_finished():
+            return
         self._handlers[type(event)](event)
 
     def _settle(self) -> None:
