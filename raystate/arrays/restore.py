@@ -6,6 +6,7 @@ Each process reads only the boxes that its own devices need, each box once, and 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -229,6 +230,7 @@ def _part(position: int, want: Numpy | Device, spec: TreeSpec) -> _Part:
     return _Part(position, want, boxes, elements * np.dtype(array.dtype).itemsize)
 
 
+@functools.lru_cache(maxsize=1024)
 def _boxes(sharding: Sharding | None, shape: tuple[int, ...]) -> tuple[Sequence[Box], int]:
     """(the distinct boxes that this process needs, how many elements they have); without a sharding it is all of the array."""
     whole = Box((0,) * len(shape), shape)
