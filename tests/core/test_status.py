@@ -14,12 +14,18 @@ def test_a_run_without_trainers():
     assert (status.recovery, status.end, status.saves, status.hosts) == ("idle", "open", (), ())
 
 
-def test_a_run_that_saves_and_loses_a_host():
+def saving() -> Driver:
+    """Step 5 is being written by two hosts, which don't say that they have."""
     driver = Driver()
     driver.join(["a", "b"])
     driver.restore()
     driver.auto = False
     driver.stage(5, promised=True)
+    return driver
+
+
+def test_a_run_that_saves_and_loses_a_host():
+    driver = saving()
     driver.now_s += 3.0
     status = status_of(driver.core, driver.now_s)
     assert (status.training, status.world, status.lineage) == (True, 2, driver.lineage)
@@ -46,11 +52,7 @@ def test_what_was_restored_from_memory_is_in_memory():
 
 
 def test_a_save_is_under_way_until_it_is_visible_and_a_restore_until_all_have_tried():
-    driver = Driver()
-    driver.join(["a", "b"])
-    driver.restore()
-    driver.auto = False
-    driver.stage(5, promised=True)
+    driver = saving()
     assert under_way(driver.core) == [UnderWay(of="a1k1", step=5)]
     entry = driver.commit()
     driver.send(Appended(seq=entry.seq, outcome="ok"))
