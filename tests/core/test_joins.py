@@ -67,7 +67,7 @@ def test_an_ask_that_waited_for_the_claim_hears_that_the_run_is_released():
     out = core.handle(Claimed(entry=claim_entry(None, "w", "r")), 1.0)
     assert any(isinstance(one, Finish) for one in out)
     replies = {one.ask: one.reply for one in out if isinstance(one, Answer)}
-    assert getattr(replies["f"], "error", "") == "StaleAttemptError"
+    assert getattr(replies[Ask("f")], "error", "") == "StaleAttemptError"
 
 
 def test_repeated_join_gets_the_same_reply():
