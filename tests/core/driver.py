@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 from raystate.core.coordinator.machine import Coordinator
@@ -17,7 +18,10 @@ from raystate.core.formats.messages import (
     CarriedOut,
     CarryOut,
     Claimed,
+    DeleteAsked,
+    EndTrainers,
     FlushAsked,
+    HostDown,
     HostId,
     HostReported,
     HostSummary,
@@ -27,8 +31,11 @@ from raystate.core.formats.messages import (
     JoinReply,
     LeaveAsked,
     LiveStep,
+    Log,
     LogEntry,
     Packaged,
+    Proposal,
+    ReleaseAsked,
     RestoreAsked,
     RestoreChoice,
     RestoreSettled,
@@ -37,6 +44,7 @@ from raystate.core.formats.messages import (
     SnapshotId,
     Staged,
     Tick,
+    TrainerExited,
     TrainerWord,
     Write,
     Written,
@@ -88,12 +96,19 @@ class Driver:
 
     def send(self, event: Any) -> list[Any]:
         commands = self.core.handle(event, self.now_s)
+        self.took(commands)
+        return commands
+
+    def settle(self) -> None:
+        """Pass on what waits; here nothing does."""
+
+    def took(self, commands: list[Any]) -> None:
+        """What was commanded, and what comes of it."""
         self.out += commands
         self.advised |= {one.host: (one.advice.attempt, one.advice.seq) for one in commands if isinstance(one, Advise)}
         if self.auto:
             for command in commands:
                 self._obey(command)
-        return commands
 
     def _obey(self, command: Any) -> None:
         if isinstance(command, Append) and self.appends:
@@ -163,6 +178,7 @@ class Driver:
             self.report(host)
         for rank, host in enumerate(hosts):
             self.send(Joined(ask=self.ask(), group=group, rank=rank, world=self.world, host=HostId(host)))
+        self.settle()
         reply = self.replies(JoinReply)[-1]
         self.lineage = reply.lineage
         for rank in range(self.world):
@@ -173,6 +189,7 @@ class Driver:
         """All ranks ask, try and succeed; they are in the lineage that begins then."""
         for rank in range(self.world):
             self.ask_restore(rank, step=step, rollback=rollback)
+        self.settle()
         choice = self.replies(RestoreChoice)[-1]
         if ok:
             self.tried(choice)
@@ -186,6 +203,7 @@ class Driver:
     def tried(self, choice: RestoreChoice, **bad: Any) -> None:
         for rank in range(self.world):
             self.send(self.try_of(choice, rank, **({"ok": False, **bad} if bad and rank == 0 else {"ok": True})))
+        self.settle()
         if self.replies(RestoreSettled):
             self.goes_on(choice)
 
@@ -262,6 +280,36 @@ class Driver:
                 )
             )
 
+    def delete(self, step: int) -> Ask:
+        ask = self.ask()
+        self.send(DeleteAsked(ask=ask, step=step))
+        return ask
+
+    def release(self, reason: str = "gave up", **more: Any) -> None:
+        self.send(ReleaseAsked(ask=self.ask(), reason=reason, **more))
+
+    def exits(self, *ranks: int, clean: bool = False, **more: Any) -> None:
+        """The processes of these ranks end."""
+        for rank in ranks:
+            said = {"reason": "left" if clean else "died", **more}
+            self.send(TrainerExited(host=HostId(self.place[rank]), lineage=self.lineage, rank=rank, clean=clean, **said))
+
+    def all_die(self) -> None:
+        """Their words go with them."""
+        self.exits(*self.place)
+        self.seen = {host: [] for host in self.place.values()}
+
+    def lose(self, host: str, reason: str = "cut off") -> None:
+        self.send(HostDown(host=HostId(host), reason=reason))
+
+    def agree(self, *, at: int) -> Proposal:
+        """All ranks are at that step, and agree to act at the proposed one."""
+        asked = self.proposal
+        for rank in range(self.world):
+            self.word(rank, at, ack_id=asked.id, ack_ok=True, ack_step=at)
+        self.settle()
+        return self.proposal
+
     def write(self) -> str:
         """The hosts carry out what they were told to write; the save's id."""
         writes = self.take(Write)
@@ -296,6 +344,26 @@ class Driver:
         """The newest advice."""
         return [one.advice for one in self.out if isinstance(one, Advise)][-1]
 
+    @property
+    def proposal(self) -> Proposal:
+        """The one that the newest advice tells of."""
+        found = self.advice().proposal
+        assert found is not None
+        return found
+
+    @property
+    def lines(self) -> list[str]:
+        """The run's log."""
+        return [one.text for one in self.out if isinstance(one, Log)]
+
+    def said(self, pattern: str) -> None:
+        """Whether a line of the log matches."""
+        assert any(re.search(pattern, line) for line in self.lines), self.lines
+
+    def ended(self) -> set[str]:
+        """The hosts that were told to end their trainers."""
+        return {one.host for one in self.out if isinstance(one, EndTrainers)}
+
 
 def running(**settings: Any) -> Driver:
     """Two ranks on two hosts that have restored nothing."""
@@ -303,6 +371,21 @@ def running(**settings: Any) -> Driver:
     driver.join(AB)
     assert driver.restore().tier == "none"
     driver.out.clear()
+    return driver
+
+
+def training(**settings: Any) -> Driver:
+    """The same, and step 4 is in memory."""
+    driver = running(**settings)
+    driver.stage(4)
+    return driver
+
+
+def adopted(*steps: int, tail: LogEntry | None = None, ranks: int = 2, lineage: str = "1.1.x", **settings: Any) -> Driver:
+    """A new Coordinator of a run with these durable steps, whose trainers go on."""
+    hosts = AB[:ranks]
+    driver = Driver(tail=tail or history(*steps), dead=(1,), hosts=tuple(hosts), **settings)
+    driver.world, driver.lineage, driver.place = ranks, lineage, dict(enumerate(hosts))
     return driver
 
 

@@ -15,39 +15,32 @@ from raystate.core.formats.messages import (
     StopAsked,
     Tick,
 )
-from tests.core.driver import AB, Driver, history, running
+from tests.core.driver import AB, Driver, adopted, running, training
 
 
 def test_stop_is_confirmed_when_all_have_agreed():
-    driver = running()
-    driver.stage(4)
+    driver = training()
     driver.send(StopAsked(reason="preemption", within_s=30.0))
-    proposal = driver.advice().proposal
-    assert proposal is not None
+    proposal = driver.proposal
     assert (proposal.state, proposal.step) == ("proposed", 6)
     driver.word(0, 5, ack_id=proposal.id, ack_ok=True, ack_step=5)
     assert driver.advice().proposal == proposal
     driver.word(1, 5, ack_id=proposal.id, ack_ok=True, ack_step=5)
-    confirmed = driver.advice().proposal
-    assert confirmed is not None
+    confirmed = driver.proposal
     assert (confirmed.id, confirmed.state) == (proposal.id, "confirmed")
 
 
 def test_refusal_brings_a_later_step_and_the_deadline_withdraws():
-    driver = running()
-    driver.stage(4)
+    driver = training()
     driver.send(StopAsked(reason="preemption", within_s=30.0))
-    first = driver.advice().proposal
-    assert first is not None
+    first = driver.proposal
     driver.word(0, 9, ack_id=first.id, ack_ok=False, ack_step=9)
-    second = driver.advice().proposal
-    assert second is not None
+    second = driver.proposal
     assert second.id > first.id
     assert second.step > 9
     driver.stage(9)
     driver.tick(31.0)
-    withdrawn = driver.advice().proposal
-    assert withdrawn is not None
+    withdrawn = driver.proposal
     assert withdrawn.state == "withdrawn"
     # Too late for a common step: what all have is made durable.
     assert driver.core.journal.published == (9,)
@@ -56,8 +49,7 @@ def test_refusal_brings_a_later_step_and_the_deadline_withdraws():
 @pytest.mark.parametrize("state", ["proposed", "withdrawn"])
 def test_a_new_coordinator_goes_on_with_the_newest_proposal_that_a_host_shows(state: Literal["proposed", "withdrawn"]):
     """Schedule 3193: rank 0 was shown a newer one than both had agreed to, and made the step at which rank 1 then stopped."""
-    driver = Driver(tail=history(1), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(1)
     older = Proposal(id=1_000_001, kind="stop", step=2, state="proposed", reason="preemption")
     newer = Proposal(id=1_000_002, kind="stop", step=3, state=state, reason="preemption")
     for rank, shown in enumerate((newer, older)):
@@ -66,39 +58,30 @@ def test_a_new_coordinator_goes_on_with_the_newest_proposal_that_a_host_shows(st
     assert driver.advice().proposal == newer
 
 
-def test_time_based_saves_are_proposed():
-    driver = running(save_every_s=50.0)
-    driver.stage(1)
-    driver.tick(51.0)
-    proposal = driver.advice().proposal
-    assert proposal is not None
-    assert (proposal.kind, proposal.step) == ("save", 3)
-
-
 def test_time_based_saves_go_on_after_a_rollback():
     driver = running(save_every_s=50.0)
     driver.stage(10, promised=True)
     driver.commit()
     driver.stage(1000)
     driver.tick(51.0)
-    before = driver.advice().proposal
-    assert before is not None and before.step > 1000
+    before = driver.proposal
+    assert before.step > 1000
     for rank in range(2):
         driver.word(rank, 1001, ack_id=before.id, ack_ok=True, ack_step=1001)
     driver.stage(before.step, promised=True)
     assert driver.restore(step=10, rollback=True).step == 10
     driver.stage(11)
     driver.tick(51.0)
-    after = driver.advice().proposal
-    assert after is not None and after.state == "proposed"
+    after = driver.proposal
+    assert after.state == "proposed"
     assert 11 < after.step < 1000
 
 
 def save_together(driver: Driver, cadence: int) -> int:
     """A save is due: it is proposed, all ranks agree, and act at the next step for which they call save()."""
     driver.tick(6.0)
-    proposal = driver.advice().proposal
-    assert proposal is not None and proposal.state == "proposed"
+    proposal = driver.proposal
+    assert (proposal.kind, proposal.state) == ("save", "proposed")
     for rank in range(2):
         driver.word(rank, proposal.step - 1, ack_id=proposal.id, ack_ok=True, ack_step=proposal.step - 1)
     step = -(-proposal.step // cadence) * cadence
@@ -142,8 +125,7 @@ def test_a_save_when_idle_waits_until_the_one_before_is_staged():
     driver = running(save_every_s=5.0, save_when_idle=True)
     driver.stage(1)
     driver.tick(6.0)
-    proposal = driver.advice().proposal
-    assert proposal is not None
+    proposal = driver.proposal
     for rank in range(2):
         driver.word(rank, proposal.step - 1, ack_id=proposal.id, ack_ok=True, ack_step=proposal.step - 1)
     driver.hold(0, proposal.step, promised=True)

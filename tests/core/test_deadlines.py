@@ -12,17 +12,15 @@ from raystate.core.formats.messages import (
     Ask,
     DeleteAsked,
     Failure,
+    Finish,
     FlushReply,
-    HostDown,
     HostId,
     Joined,
     LeaveReply,
-    Log,
-    ReleaseAsked,
     RestoreChoice,
     StopAsked,
 )
-from tests.core.driver import AB, Driver, running
+from tests.core.driver import AB, Driver, running, training
 
 LIMIT_S = 20.0
 
@@ -36,12 +34,6 @@ def failure(driver: Driver, phase: str, ranks: list[int] | None = None) -> str:
         assert found.error == "BarrierTimeoutError"
         assert found.details["missing_ranks"] == ranks
     return found.message
-
-
-def said(driver: Driver, pattern: str) -> None:
-    """Whether a line of the log matches."""
-    lines = [one.text for one in driver.out if isinstance(one, Log)]
-    assert any(re.search(pattern, line) for line in lines), lines
 
 
 def test_start():
@@ -127,14 +119,18 @@ def test_a_host_that_does_not_discard():
     for host in AB:
         driver.report(host)
     driver.tick(3.0)
-    said(driver, r"host a is down: it has not discarded what the restore gives up within 6\.0 s")
+    driver.said(r"host a is down: it has not discarded what the restore gives up within 6\.0 s")
 
 
 def test_a_silent_host():
     driver = running(host_timeout_s=5.0)
     driver.stage(1)
     driver.tick(6.0)
-    said(driver, r"host b is down: it has said nothing for 6\.0 s")
+    driver.said(r"host b is down: it has said nothing for 6\.0 s")
+    assert driver.core.memory.candidates() == []
+    for host in AB:
+        driver.report(host)
+    assert [snap.step for snap in driver.core.memory.candidates()] == [1], "it was only away"
 
 
 def test_close_that_some_do_not_call():
@@ -190,7 +186,7 @@ def test_flush_of_a_step_whose_host_is_down_does_not_call_it_unstaged():
     driver = running(save_timeout_s=LIMIT_S)
     driver.auto = False
     driver.stage(2, promised=True)
-    driver.send(HostDown(host=HostId("b"), reason="cut off"))
+    driver.lose("b", "cut off")
     driver.flush(0, driver.key(2))
     driver.tick(21.0)
     [reply] = driver.replies(FlushReply)
@@ -212,7 +208,7 @@ def test_delete():
     driver.stage(1, promised=True)
     driver.stage(2, promised=True)
     driver.auto = False
-    driver.send(DeleteAsked(ask=Ask("d"), step=1))
+    driver.delete(1)
     driver.tick(21.0)
     found = driver.replies(Failure)[-1]
     assert found.message.startswith("step 1 is not removed after 21.0 s")
@@ -224,8 +220,8 @@ def test_a_delete_that_is_asked_twice_is_answered_once():
     driver.stage(1, promised=True)
     driver.stage(2, promised=True)
     driver.auto = False
-    driver.send(DeleteAsked(ask=Ask("d"), step=1))
-    driver.send(DeleteAsked(ask=Ask("d"), step=1))
+    ask = driver.delete(1)
+    driver.send(DeleteAsked(ask=ask, step=1))
     driver.auto = True
     driver.send(Appended(seq=driver.take(Append)[-1].entry.seq, outcome="ok"))
     driver.tick(21.0)
@@ -237,7 +233,7 @@ def test_release():
     driver = running(save_timeout_s=LIMIT_S)
     driver.auto = False
     driver.stage(3)
-    driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
+    driver.release()
     for host in AB:
         driver.report(host)
     driver.tick(21.0)
@@ -252,12 +248,12 @@ def test_an_idle_run():
         driver.tick(10.0)
         driver.report("a")
         driver.report("b")
-    said(driver, r"no trainer .*6\d s")
+    driver.said(r"no trainer .*6\d s")
+    assert driver.take(Finish) and driver.core.journal.published == (3,)
 
 
 def test_a_stop_that_not_all_can_reach():
-    driver = running()
-    driver.stage(4)
+    driver = training()
     driver.send(StopAsked(reason="preemption", within_s=30.0))
     driver.tick(31.0)
-    said(driver, r"stop at step 6\) is withdrawn: rank 0 \(host a\), rank 1 \(host b\) did not answer in time: preemption")
+    driver.said(r"stop at step 6\) is withdrawn: rank 0 \(host a\), rank 1 \(host b\) did not answer in time: preemption")

@@ -9,15 +9,12 @@ import pytest
 
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.messages import (
-    EndTrainers,
     HostId,
-    Proposal,
     StopAsked,
-    TrainerExited,
 )
 from raystate.core.launcher.elastic import FEW_STEPS, GROWN_FOR, MOST_HELD, MOST_PATIENCE, Elastic, Sizes, Wish, room_of
 from raystate.waits import ROOM_STAYS_S
-from tests.core.driver import Driver, running
+from tests.core.driver import Driver, training
 
 EVERY_S = 30.0
 
@@ -94,8 +91,9 @@ class Run:
         step = self.step
         return lambda: step
 
-    def start(self, *, failed: bool = False) -> int:
+    def start(self, *, room: int | None = None, failed: bool = False) -> int:
         """A group starts; the group before has ended, or failed."""
+        self.room = self.room if room is None else room
         self.elastic.ended(self.newest(), failed=failed)
         self.workers = self.elastic.size_for(self.room, self.now_s)
         if told := self.elastic.outcome(self.workers):
@@ -121,9 +119,9 @@ class Run:
                 wishes.append((self.now_s - began_s, wish))
         return wishes
 
-    def grow(self, seconds: float = 100 * EVERY_S) -> float:
+    def grow(self, seconds: float = 100 * EVERY_S, *, room: int | None = None) -> float:
         """Train until it has grown once; seconds until then."""
-        began_s = self.now_s
+        began_s, self.room = self.now_s, self.room if room is None else room
         while self.now_s < began_s + seconds:
             if self.train(1.0):
                 self.start()
@@ -144,8 +142,7 @@ def test_without_room_the_fewest_wait_for_it():
 def test_two_one_two():
     run = Run(room=2)
     assert not run.train(200.0)
-    run.room = 1
-    assert run.start() == 1
+    assert run.start(room=1) == 1
     assert not run.train(200.0)
     ((after_s, wish),) = run.train(15.0, room=2)
     assert after_s == ROOM_STAYS_S + 1
@@ -158,8 +155,7 @@ def test_two_one_two():
 
 def test_a_growth_waits_for_the_grace_after_the_last_start():
     run = Run(room=2)
-    run.room = 1
-    run.start()
+    run.start(room=1)
     assert not run.train(EVERY_S - 1, room=2)
     assert [after_s for after_s, _ in run.train(1.0)] == [1.0]
 
@@ -204,8 +200,7 @@ def test_room_that_is_gone_when_the_group_starts_again():
     run = Run(room=1)
     run.train(EVERY_S)
     assert run.train(ROOM_STAYS_S + 1, room=2)
-    run.room = 1
-    assert run.start() == 1
+    assert run.start(room=1) == 1
     assert run.told == ["goes on with 1 worker all the same: the room was gone"]
     assert not run.train(2 * EVERY_S - 1, room=2), "it was for nothing: the next time is put off"
     assert run.train(1.0)
@@ -234,22 +229,17 @@ def test_a_node_that_dies_whenever_the_run_has_grown_is_tried_less_and_less():
         run.room = 2
         waited.append(run.grow())
         run.train(5.0)
-        run.room = 1
-        run.start()
+        run.start(room=1)
     assert waited == [30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 960.0, 960.0]
-    run.room = 2
-    run.grow()
+    run.grow(room=2)
     run.train(GROWN_FOR * EVERY_S)
-    run.room = 1
-    run.start()
-    run.room = 2
-    assert run.grow() == EVERY_S, "it has stayed: from the beginning"
+    run.start(room=1)
+    assert run.grow(room=2) == EVERY_S, "it has stayed: from the beginning"
 
 
 def test_a_growth_that_brings_only_failures_is_taken_back():
     run = Run((1, 4), room=1, broken=(2,))
-    run.room = 2
-    run.grow()
+    run.grow(room=2)
     run.train(GROWN_FOR * EVERY_S)
     assert run.start(failed=True) == 2, "it failed, and is tried again"
     assert run.fail()
@@ -262,8 +252,7 @@ def test_a_growth_that_brings_only_failures_is_taken_back():
 def test_a_growth_to_a_size_that_worked_before_is_taken_back_too():
     run = Run(room=2)
     run.train(60.0)
-    run.room = 1
-    assert run.start() == 1
+    assert run.start(room=1) == 1
     run.train(60.0, room=2)
     run.broken = (2,)  # what it needs has gone with the node
     assert run.start() == 2
@@ -280,8 +269,7 @@ def test_a_growth_whose_group_never_starts_is_taken_back_though_its_size_worked_
     if grown:
         assert run.start() == 2
         run.train(60.0)
-    run.room = 1
-    assert run.start() == 1
+    assert run.start(room=1) == 1
     run.train(60.0, room=2)
     assert run.elastic.size_for(2, run.now_s) == 2, "and its processes can't be started"
     assert run.fail()
@@ -304,16 +292,14 @@ def test_what_has_never_worked_is_not_gone_back_to():
     run = Run((1, 4), room=1)
     assert not run.fail()
     run = Run((1, 4), room=1, broken=(1,))
-    run.room = 2
-    run.start(failed=True)
+    run.start(room=2, failed=True)
     assert not run.fail()
 
 
 @pytest.mark.parametrize(("steps", "worked"), [(FEW_STEPS, False), (FEW_STEPS + 1, True)])
 def test_a_size_has_worked_if_it_made_more_than_a_few_steps_before_it_failed(steps: int, worked: bool):
     run = Run((1, 4), room=1)
-    run.room = 2
-    run.grow()
+    run.grow(room=2)
     run.train(steps)
     assert run.fail() is not worked
 
@@ -321,8 +307,7 @@ def test_a_size_has_worked_if_it_made_more_than_a_few_steps_before_it_failed(ste
 def test_what_was_taken_back_stays_so_for_long():
     """Restarts for other reasons, and places that are not found, don't bring the larger size sooner, and don't put it off."""
     run = Run((2, 4), room=2, broken=(4,))
-    run.room = 4
-    run.grow()
+    run.grow(room=4)
     assert run.fail()
     since_s = run.now_s
     assert run.start() == 2
@@ -339,8 +324,7 @@ def test_what_was_taken_back_stays_so_for_long():
 
 def test_the_time_passes_while_nothing_trains_too():
     run = Run((2, 4), room=2, broken=(4,))
-    run.room = 4
-    run.grow()
+    run.grow(room=4)
     assert run.fail()
     run.now_s += MOST_PATIENCE * EVERY_S - 1
     assert run.elastic.size_for(4, run.now_s) == 2
@@ -349,8 +333,7 @@ def test_the_time_passes_while_nothing_trains_too():
 
 def test_a_size_that_only_fails_is_tried_ever_less():
     run = Run((1, 2), room=1, broken=(2,))
-    run.room = 2
-    run.grow()
+    run.grow(room=2)
     held: list[float] = []
     for _ in range(4):
         assert run.fail()
@@ -362,8 +345,7 @@ def test_a_size_that_only_fails_is_tried_ever_less():
 def test_a_size_that_works_is_not_taken_back_for_another_s_failures():
     """A mistake of the program at step N, or storage that is out."""
     run = Run((1, 4), room=1)
-    run.room = 2
-    run.grow()
+    run.grow(room=2)
     run.train(EVERY_S)
     assert run.start(failed=True) == 2
     assert not run.fail()
@@ -371,14 +353,11 @@ def test_a_size_that_works_is_not_taken_back_for_another_s_failures():
 
 def test_below_what_was_taken_back_the_run_grows_as_ever():
     run = Run((1, 8), room=4, broken=(8,))
-    run.room = 8
-    run.grow()
+    run.grow(room=8)
     assert run.fail()
     assert run.start() == 4
-    run.room = 2
-    assert run.start() == 2
-    run.room = 8
-    run.grow()
+    assert run.start(room=2) == 2
+    run.grow(room=8)
     assert run.workers == 4
 
 
@@ -395,21 +374,17 @@ def test_a_larger_group_that_never_trains_is_taken_back_too():
 @pytest.mark.parametrize(("larger", "then"), [(4, 3), (3, 4)], ids=["its bad node goes", "more room comes"])
 def test_the_sizes_that_worked_are_remembered_over_failures_of_others(larger: int, then: int):
     run = Run((1, 4), room=2, broken=(3, 4))
-    run.room = larger
-    run.grow()
-    run.room = then
-    assert run.start(failed=True) == then
+    run.grow(room=larger)
+    assert run.start(room=then, failed=True) == then
     assert run.fail()
     assert run.start() == 2, "the only size that has worked"
 
 
 def test_a_size_that_the_run_shrank_to_is_taken_back_if_it_never_worked():
     run = Run((1, 4), room=1, broken=(3,))
-    run.room = 4
-    run.grow()
+    run.grow(room=4)
     run.train(EVERY_S)
-    run.room = 3
-    assert run.start() == 3
+    assert run.start(room=3) == 3
     assert run.fail()
     assert run.start() == 1
 
@@ -426,88 +401,61 @@ def test_nobody_asks_for_the_newest_step_before_it_matters():
 # ---------------------------------------------------------------- the ranks stop for it
 
 
-def resize(driver: Driver, group: str = "g") -> Proposal | None:
+def resize(driver: Driver, group: str = "g") -> None:
     driver.send(StopAsked(reason="the run grows", within_s=None, group=group))
-    return driver.advice().proposal
-
-
-def agree(driver: Driver, asked: Proposal, *, at: int) -> Proposal:
-    for rank in range(driver.world):
-        driver.word(rank, at, ack_id=asked.id, ack_ok=True, ack_step=at)
-    confirmed = driver.advice().proposal
-    assert confirmed is not None
-    return confirmed
-
-
-def test_all_ranks_stop_at_one_step():
-    driver = running()
-    driver.stage(4)
-    asked = resize(driver)
-    assert asked is not None
-    assert (asked.kind, asked.state, asked.reason) == ("stop", "proposed", "the run grows")
-    assert agree(driver, asked, at=5).state == "confirmed"
 
 
 def test_a_group_of_before_is_not_meant():
-    driver = running()
-    driver.stage(4)
-    assert resize(driver, group="another") is None
+    driver = training()
+    resize(driver, group="another")
     driver.stage(5)
     driver.tick(1.0)
     assert driver.advice().proposal is None
 
 
 def test_nobody_goes_away_so_nobody_is_ended_and_nothing_is_saved_in_a_hurry():
-    driver = running(barrier_timeout_s=20.0)
-    driver.stage(4)
-    asked = resize(driver)
-    assert asked is not None
-    agree(driver, asked, at=5)
-    driver.out.clear()
+    driver = training(barrier_timeout_s=20.0)
+    resize(driver)
+    asked = driver.proposal
+    assert (asked.kind, asked.state, asked.reason) == ("stop", "proposed", "the run grows")
+    confirmed = driver.agree(at=5)
     driver.tick(500.0)
-    confirmed = driver.core.snapshots.proposal
-    assert confirmed is not None
-    assert confirmed.state == "confirmed", "the step takes long: they stop when they get there"
-    assert not [one for one in driver.out if isinstance(one, EndTrainers)]
+    assert driver.proposal == confirmed and confirmed.state == "confirmed", "the step takes long: they stop when they get there"
+    assert not driver.ended()
     assert driver.core.journal.published == ()
 
 
 def test_what_is_not_agreed_in_time_is_given_up_and_may_be_asked_again():
-    driver = running(barrier_timeout_s=20.0)
-    driver.stage(4)
-    asked = resize(driver)
+    driver = training(barrier_timeout_s=20.0)
+    resize(driver)
+    asked = driver.proposal
     driver.tick(20.1)
-    withdrawn = driver.advice().proposal
-    assert asked is not None and withdrawn is not None
-    assert (withdrawn.id, withdrawn.state) == (asked.id, "withdrawn")
+    assert (driver.proposal.id, driver.proposal.state) == (asked.id, "withdrawn")
     assert driver.core.journal.published == (), "nothing is lost: the training goes on"
     driver.stage(9)
     driver.tick(100.0)
     again = driver.advice().proposal
     assert again is None or again.state == "withdrawn", "and is left alone"
-    again = resize(driver)
-    assert again is not None
+    resize(driver)
+    again = driver.proposal
     assert (again.state, again.id > asked.id) == ("proposed", True)
 
 
 def test_a_notice_comes_first():
     """A node goes away while the run is to grow: then there is a deadline."""
-    driver = running(barrier_timeout_s=600.0)
-    driver.stage(4)
-    asked = resize(driver)
-    assert asked is not None
-    agree(driver, asked, at=5)
+    driver = training(barrier_timeout_s=600.0)
+    resize(driver)
+    driver.agree(at=5)
     driver.send(StopAsked(host=HostId("b"), within_s=20.0, reason="drained"))
     driver.out.clear()
     driver.tick(10.1)
     assert driver.core.journal.published == (4,)
     driver.tick(10.1)
-    assert {one.host for one in driver.out if isinstance(one, EndTrainers)} == {"a", "b"}
+    assert driver.ended() == {"a", "b"}
 
 
 def test_a_growth_does_not_put_off_a_notice():
-    driver = running(barrier_timeout_s=600.0)
-    driver.stage(4)
+    driver = training(barrier_timeout_s=600.0)
     driver.send(StopAsked(host=HostId("b"), within_s=20.0, reason="drained"))
     resize(driver)
     driver.tick(10.1)
@@ -515,10 +463,9 @@ def test_a_growth_does_not_put_off_a_notice():
 
 
 def test_a_death_ends_the_wish_and_the_next_group_is_left_alone():
-    driver = running()
-    driver.stage(4)
+    driver = training()
     resize(driver)
-    driver.send(TrainerExited(host=HostId("b"), lineage=driver.lineage, rank=1, clean=False, reason="killed"))
+    driver.exits(1)
     driver.join(["a", "b"], "h")
     driver.restore()
     driver.stage(9)
@@ -528,7 +475,7 @@ def test_a_death_ends_the_wish_and_the_next_group_is_left_alone():
 
 
 def test_a_run_that_ends_is_not_stopped_on_the_way():
-    driver = running()
-    driver.stage(4)
+    driver = training()
     driver.leave(driver.key(4), ranks=[0])
-    assert resize(driver) is None
+    resize(driver)
+    assert driver.advice().proposal is None

@@ -22,13 +22,11 @@ from raystate.core.formats.messages import (
     LeaveReply,
     LiveStep,
     Packaged,
-    ReleaseAsked,
     SnapshotId,
     Staged,
     Tick,
-    TrainerExited,
 )
-from tests.core.driver import Driver, history, running
+from tests.core.driver import Driver, adopted, history, running
 
 
 def test_flush_waits_for_what_was_promised():
@@ -53,8 +51,7 @@ def test_flush_names_a_step_that_was_skipped():
 
 def test_a_new_coordinator_knows_which_save_of_a_step_is_durable():
     step = LiveStep(step=5, save="a1k5", lineage="1.1.x")
-    driver = Driver(tail=replace(history(), live=(step,)), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(tail=replace(history(), live=(step,)))
     for rank in range(2):
         driver.word(rank, 5, again=1)
     driver.flush(0, driver.key(5))
@@ -65,8 +62,7 @@ def test_a_new_coordinator_knows_which_save_of_a_step_is_durable():
 
 def test_a_new_coordinator_hears_all_hosts_before_it_ends_a_run():
     """The model's seed 12677: after a restore from memory the trainers had said nothing yet that could be missing."""
-    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(3)
     driver.hold(0, 5)
     mine = replace(driver.staged["a"][0], rank=1)
     driver.numbers.clear()
@@ -77,23 +73,16 @@ def test_a_new_coordinator_hears_all_hosts_before_it_ends_a_run():
     assert driver.replies(LeaveReply) == [LeaveReply(step=5), LeaveReply(step=5)]
 
 
-def test_flush_has_a_deadline():
-    driver = running(save_timeout_s=20.0)
-    driver.flush(0, driver.key(2))
-    driver.tick(21.0)
-    assert "step 2" in driver.replies(FlushReply)[0].errors[0]
-
-
 def test_delete_keeps_the_newest():
     driver = running(keep_last=None)
     driver.stage(1, promised=True)
     driver.stage(2, promised=True)
-    driver.send(DeleteAsked(ask=Ask("d2"), step=2))
+    driver.delete(2)
     assert driver.replies(Failure)[-1].error == "StorageError"
-    driver.send(DeleteAsked(ask=Ask("d9"), step=9))
+    driver.delete(9)
     assert driver.replies(Failure)[-1].error == "StepNotFoundError"
-    driver.send(DeleteAsked(ask=Ask("d1"), step=1))
-    driver.send(DeleteAsked(ask=Ask("d1 of another rank"), step=1))
+    driver.delete(1)
+    driver.delete(1)
     assert driver.replies(FlushReply) == [FlushReply(durable_step=2)] * 2
     assert [one.step for one in driver.orders("retire")] == [1]
 
@@ -141,16 +130,15 @@ def test_a_deleted_number_that_was_committed_again_has_to_be_deleted_again():
 def test_a_new_coordinator_tells_a_deleted_step_from_a_promise_of_that_number():
     """The log has the delete, and nothing yet of the step that was saved with this number again."""
 
-    def adopted(lineage: str) -> Driver:
+    def inherits(lineage: str) -> Driver:
         tail = replace(history(1, 2), retired=(Fact(SnapshotId(lineage, 3), DELETE),))
-        driver = Driver(tail=tail, dead=(1,), hosts=("a", "b"))
-        driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+        driver = adopted(tail=tail)
         driver.auto = False
         driver.stage(3, promised=True)
         return driver
 
-    assert deleting(adopted("1.0.x"), 3) == "StepNotFoundError"
-    assert deleting(adopted("1.1.x"), 3) == "done", "it still lies in memory, from before the delete"
+    assert deleting(inherits("1.0.x"), 3) == "StepNotFoundError"
+    assert deleting(inherits("1.1.x"), 3) == "done", "it still lies in memory, from before the delete"
 
 
 def test_leaving_makes_the_newest_step_durable_and_closes_the_log():
@@ -167,13 +155,6 @@ def test_leaving_without_any_step():
     driver = running()
     driver.leave(None)
     assert driver.replies(LeaveReply)[-1].step == -1
-
-
-def test_leave_barrier_names_missing_ranks():
-    driver = running(barrier_timeout_s=20.0)
-    driver.leave(None, ranks=[0])
-    driver.tick(21.0)
-    assert driver.replies(Failure)[-1].details["missing_ranks"] == [1]
 
 
 def test_leaving_fails_with_a_promised_step_that_cannot_be_durable():
@@ -248,7 +229,7 @@ def test_a_mistake_of_the_caller_is_not_what_the_next_start_goes_on_from():
     driver.join(["a", "b"])
     driver.restore()
     driver.stage(3)
-    driver.send(ReleaseAsked(ask=driver.ask(), reason="the script has failed"))
+    driver.release("the script has failed")
     assert driver.replies(LeaveReply) == [LeaveReply(step=-1)]
     assert driver.take(Finish)
 
@@ -266,8 +247,8 @@ def test_release_saves_the_newest_complete_snapshot():
     driver = running()
     driver.stage(3)
     driver.hold(0, 4)
-    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="killed"))
-    driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
+    driver.exits(0)
+    driver.release()
     assert driver.replies(LeaveReply)[-1].step == 3
     assert driver.take(Finish)
 
@@ -276,9 +257,9 @@ def test_a_release_goes_on_when_the_failed_rank_has_said_its_last_word():
     """The rank's group has ended by then: its last word counts all the same, and is not waited for until the deadline."""
     driver = running()
     driver.hold(0, 3)
-    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="failed"))
+    driver.exits(0)
     last = driver.numbers.get(0, 0) + 1
-    driver.send(ReleaseAsked(ask=Ask("r"), reason="failed", lineage=driver.lineage, rank=0, word=last))
+    driver.release("failed", lineage=driver.lineage, rank=0, word=last)
     driver.hold(1, 3)
     assert driver.replies(LeaveReply) == []
     driver.word(0, 3)
@@ -317,20 +298,12 @@ def test_a_close_does_not_wait_for_a_host_without_end():
     assert {failure.error for failure in driver.replies(Failure)} == {"StorageError"}
 
 
-def gone(driver: Driver) -> None:
-    """All trainers have died."""
-    for rank in (0, 1):
-        host = HostId(driver.place[rank])
-        driver.send(TrainerExited(host=host, lineage=driver.lineage, rank=rank, clean=False, reason="died"))
-    driver.seen = {"a": [], "b": []}
-
-
 @pytest.mark.parametrize("back", [True, False])
 def test_a_release_waits_a_while_for_a_host_that_is_away(back: bool):
     driver = half_away()
     driver.hold(0, 3, promised=True)
-    gone(driver)
-    driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
+    driver.all_die()
+    driver.release()
     driver.report("a")
     assert driver.replies(LeaveReply) == []
     if back:
@@ -349,8 +322,8 @@ def test_a_release_that_runs_out_of_time_names_every_promise():
     driver.stage(2, promised=True)
     driver.hold(0, 3, promised=True)
     driver.word(1, 3, pending=(3,))
-    gone(driver)
-    driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
+    driver.all_die()
+    driver.release()
     driver.live(22.0)
     (failure,) = driver.replies(Failure)
     assert {*re.findall(r"(?:^|; )step (\d)\b", failure.message)} == {"1", "2", "3"}, failure.message
@@ -358,9 +331,8 @@ def test_a_release_that_runs_out_of_time_names_every_promise():
 
 def test_a_close_does_not_overtake_a_release():
     """A new Coordinator that has heard of no trainer is asked for the release by one that has failed, and then for a close by another."""
-    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
-    driver.send(ReleaseAsked(ask=Ask("r"), reason="rank 1 failed"))
+    driver = adopted(3)
+    driver.release("rank 1 failed")
     driver.leave(None, ranks=[0])
     [refused] = driver.replies(Failure)
     assert refused.error == "StaleAttemptError" and "rank 1 failed" in refused.message
@@ -371,8 +343,7 @@ def test_a_close_does_not_overtake_a_release():
 
 
 def test_a_close_overtakes_the_release_of_a_run_that_seemed_idle():
-    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"), idle_timeout_s=60.0)
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(3, idle_timeout_s=60.0)
     driver.tick(61.0)
     assert driver.core.leaving.is_settled
     driver.leave(SnapshotId("", 3))
@@ -392,18 +363,6 @@ def test_a_close_of_a_lineage_that_was_replaced_is_answered():
     assert (refused.error, refused.details["replaced"]) == ("StaleAttemptError", True)
     driver.leave(driver.key(3), ranks=[1])
     assert len(driver.replies(LeaveReply)) == 2
-
-
-def test_idle_run_is_released():
-    driver = running(idle_timeout_s=60.0)
-    driver.stage(3)
-    driver.seen = {"a": [], "b": []}
-    for _ in range(7):
-        driver.tick(10.0)
-        driver.report("a")
-        driver.report("b")
-    assert driver.take(Finish)
-    assert driver.core.journal.published == (3,)
 
 
 def test_who_joins_while_the_run_ends_waits_for_the_next_coordinator():

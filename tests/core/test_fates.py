@@ -10,7 +10,6 @@ from raystate.core.formats.log import next_entry
 from raystate.core.formats.messages import (
     Append,
     CarriedOut,
-    DeleteAsked,
     Failure,
     FlushAsked,
     FlushReply,
@@ -20,24 +19,15 @@ from raystate.core.formats.messages import (
     Invalidate,
     LeaveReply,
     LiveStep,
-    ReleaseAsked,
     SnapshotId,
-    TrainerExited,
     Write,
     Written,
 )
 from raystate.core.trainer.own_promises import REMEMBERED, OwnPromises
-from tests.core.driver import AB, Driver, history, running
+from tests.core.driver import AB, Driver, adopted, history, running
 
 FULL = "the disk is full"
 NO_SLOT = "no slot was free"
-
-
-def dies(driver: Driver) -> None:
-    for rank in (0, 1):
-        host = HostId(driver.place[rank])
-        driver.send(TrainerExited(host=host, lineage=driver.lineage, rank=rank, clean=False, reason="died"))
-    driver.seen = {"a": [], "b": []}
 
 
 def fails(driver: Driver) -> None:
@@ -60,9 +50,7 @@ def gives_up_step_4() -> Driver:
 def heir(driver: Driver) -> Driver:
     """The next Coordinator; the trainers go on."""
     assert driver.core.tail is not None
-    heir = Driver(tail=driver.core.tail, dead=(1,), hosts=("a", "b"))
-    heir.world, heir.lineage, heir.place = 2, driver.lineage, driver.place
-    return heir
+    return adopted(tail=driver.core.tail, lineage=driver.lineage)
 
 
 def test_what_was_given_up_is_in_the_next_entry_and_its_reason_with_it():
@@ -104,8 +92,7 @@ def test_what_is_retired_was_durable():
 
 def test_a_step_of_which_the_log_says_nothing_was_passed_over():
     tail = replace(history(3), retired=(Fact(SnapshotId("1.1.x", 2), "retention"),))
-    driver = Driver(tail=tail, dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(tail=tail)
     driver.word(0, 1)
     driver.flush(0, driver.key(1))
     assert not driver.replies(FlushReply), "a host that has not reported may hold it"
@@ -116,8 +103,7 @@ def test_a_step_of_which_the_log_says_nothing_was_passed_over():
 
 
 def test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable():
-    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.g", {0: "a", 1: "b"}
+    driver = adopted(3, lineage="1.1.g")
     for host in AB:
         base = Invalidate(host=HostId(host), lineage="1.1.g", step=4, by="1.3.h", attempt=1, seq=2)
         driver.send(HostReported(summary=replace(driver.summary(host), base=base)))
@@ -130,7 +116,7 @@ def test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable():
 def test_a_death_ends_the_promises():
     """The next group goes on, and its end is a good one."""
     driver = gives_up_step_4()
-    dies(driver)
+    driver.all_die()
     driver.join(AB, "next")
     assert driver.restore().step == 4, "it is in memory still"
     driver.stage(6, promised=True)
@@ -153,7 +139,7 @@ def test_a_restore_that_goes_back_gives_up_nothing_that_the_log_names():
 
 def released(driver: Driver) -> tuple[str, ...]:
     driver.seen = {"a": [], "b": []}
-    driver.send(ReleaseAsked(ask=driver.ask(), reason="gave up"))
+    driver.release()
     for host in AB:
         driver.report(host)
     (reply,) = driver.replies(LeaveReply)
@@ -165,7 +151,7 @@ def test_a_release_names_every_promise_that_memory_has_in_part():
     for step in (1, 2):
         driver.hold(0, step, promised=True)
         driver.word(1, step, pending=(*range(1, step + 1),))
-    dies(driver)
+    driver.all_die()
     assert [text.partition(":")[0] for text in released(driver)] == ["step 1", "step 2"]
 
 
@@ -173,7 +159,7 @@ def test_a_release_does_not_name_a_step_that_another_try_has_made_durable():
     driver = running()
     driver.hold(0, 5, promised=True)
     driver.stage(5, promised=True, again=1)
-    dies(driver)
+    driver.all_die()
     assert released(driver) == ()
 
 
@@ -183,8 +169,8 @@ def test_a_release_that_fails_names_each_step_once():
     driver.word(1, 3)
     driver.auto = False
     driver.stage(3, promised=True)
-    dies(driver)
-    driver.send(ReleaseAsked(ask=driver.ask(), reason="gave up"))
+    driver.all_die()
+    driver.release()
     for _ in range(400):
         for order in driver.take(Write):
             driver.send(Written(host=order.host, save=order.save, error=FULL))
@@ -244,8 +230,7 @@ def test_a_close_waits_for_the_try_that_is_being_written():
 
 def inherits() -> Driver:
     """A new Coordinator: the trainers go on from step 4 in memory, in a lineage of their own."""
-    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.3.h", {0: "a", 1: "b"}
+    driver = adopted(3, lineage="1.3.h")
     for host in AB:
         base = Invalidate(host=HostId(host), lineage="1.1.g", step=4, by="1.3.h", attempt=1, seq=2)
         driver.send(HostReported(summary=replace(driver.summary(host), base=base)))
@@ -275,7 +260,7 @@ def test_a_deleted_step_that_is_saved_once_more_is_written():
         driver.stage(step, promised=True)
     driver.restore(step=2)
     driver.stage(3, promised=True)
-    driver.send(DeleteAsked(ask=driver.ask(), step=3))
+    driver.delete(3)
     driver.tick(1.0)
     assert driver.core.journal.published == (2, 4, 6)
     driver.stage(3, promised=True, again=1)
@@ -286,7 +271,7 @@ def test_a_delete_takes_all_tries_that_were_made_before():
     driver = running(keep_last=None)
     driver.stage(2, promised=True)
     driver.stage(4, promised=True)
-    driver.send(DeleteAsked(ask=driver.ask(), step=2))
+    driver.delete(2)
     driver.flush(0, driver.key(2, 1))
     assert driver.replies(FlushReply)[-1].errors == (), "another try of step 2 was durable"
 
@@ -325,7 +310,7 @@ def test_every_rank_may_delete_an_old_step():
     retired = tuple(Fact(SnapshotId("1.1.x", step), "retention") for step in range(2000, 2000 + MOST_FACTS))
     driver = Driver(tail=replace(history(1000, 3000), retired=retired), dead=(1,))
     for _ in AB:
-        driver.send(DeleteAsked(ask=driver.ask(), step=1000))
+        driver.delete(1000)
         driver.tick(1.0)
     assert len(driver.replies(FlushReply)) == 2
 

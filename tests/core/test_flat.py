@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 
-from raystate.core.formats.messages import SnapshotId
-from raystate.core.trainer import own_promises
 from tests.core.driver import running
 
 
@@ -25,10 +23,3 @@ def test_a_thousand_durable_saves_more_leave_nothing_in_the_coordinator():
 
     before = save(1, 1200)
     assert save(1200, 2200) - before < 50
-
-
-def test_a_trainer_that_never_waits_remembers_its_newest_promises():
-    promises = own_promises.OwnPromises()
-    for step in range(1000):
-        promises.make(SnapshotId("1.1.a", step))
-    assert [one.step for one in promises.made] == [*range(1000 - own_promises.REMEMBERED, 1000)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from raystate.core.formats.host_messages import Connected, Disconnected, Examine, Examined, Kill, Tell
-from raystate.core.formats.messages import EndTrainers, FlushAsked, HostId, Log, TrainerExited
+from raystate.core.formats.messages import EndTrainers, FlushAsked, HostId, TrainerExited
 from raystate.core.host.machine import Host
-from tests.core.driver import AB, Driver, running
+from tests.core.driver import AB, Driver, running, training
 
 LIMIT_S = 30.0
 
@@ -26,13 +26,8 @@ def later(driver: Driver, seconds: float) -> None:
     driver.tick()
 
 
-def texts(driver: Driver) -> list[str]:
-    return [one.text for one in driver.out if isinstance(one, Log)]
-
-
 def test_the_rank_that_the_others_wait_for_is_ended_alone():
-    driver = running(hang_timeout_s=LIMIT_S)
-    driver.stage(4)
+    driver = training(hang_timeout_s=LIMIT_S)
     driver.word(0, 5)
     later(driver, LIMIT_S - 1)
     assert not ended(driver)
@@ -40,38 +35,30 @@ def test_the_rank_that_the_others_wait_for_is_ended_alone():
     (order,) = ended(driver)
     assert (order.host, order.hanging) == ("b", (1,))
     assert order.reason == "rank 1 (host b) made no step for 30 s after step 4, and the others wait"
-    driver.send(
-        TrainerExited(host=HostId("b"), lineage=driver.lineage, rank=1, clean=False, reason=order.reason, hung=True, stack="x")
-    )
+    driver.exits(1, reason=order.reason, hung=True, stack="x")
     assert {one.host for one in ended(driver)} == {"a"}, "now that it is gone, the others go"
 
 
 def test_where_all_are_level_all_are_meant():
-    driver = running(hang_timeout_s=LIMIT_S)
-    driver.stage(4)
+    driver = training(hang_timeout_s=LIMIT_S)
     later(driver, LIMIT_S + 1)
     assert {(one.host, one.hanging) for one in ended(driver)} == {("a", (0,)), ("b", (1,))}
 
 
 def test_of_all_that_hang_the_stacks_are_told():
-    driver = running(hang_timeout_s=LIMIT_S)
-    driver.stage(4)
+    driver = training(hang_timeout_s=LIMIT_S)
     later(driver, LIMIT_S + 1)
-    for rank, host in enumerate(AB):
-        event = TrainerExited(
-            host=HostId(host), lineage=driver.lineage, rank=rank, clean=False, reason="hung", hung=True, stack=f"at {rank}"
-        )
-        driver.send(event)
-    assert [one for one in texts(driver) if " was at\n" in one] == ["rank 0 was at\nat 0", "rank 1 was at\nat 1"]
+    for rank in (0, 1):
+        driver.exits(rank, reason="hung", hung=True, stack=f"at {rank}")
+    assert [one for one in driver.lines if " was at\n" in one] == ["rank 0 was at\nat 0", "rank 1 was at\nat 1"]
 
 
 def test_without_a_limit_it_is_named_once():
-    driver = running(barrier_timeout_s=20.0)
-    driver.stage(4)
+    driver = training(barrier_timeout_s=20.0)
     driver.word(0, 5)
     for _ in range(3):
         later(driver, 21.0)
-    assert [one for one in texts(driver) if "made no step" in one] == [
+    assert [one for one in driver.lines if "made no step" in one] == [
         "rank 1 (host b) made no step for 21 s after step 4, and the others wait"
     ]
     driver.word(1, 5)
@@ -79,7 +66,7 @@ def test_without_a_limit_it_is_named_once():
     later(driver, 0.1)
     driver.out.clear()
     later(driver, 200.0)
-    assert any("made no step" in one for one in texts(driver)), "another time"
+    assert any("made no step" in one for one in driver.lines), "another time"
     assert not ended(driver)
 
 
@@ -91,11 +78,11 @@ def test_a_script_that_pauses_as_long_as_before_is_nothing_new():
     later(driver, 50.0)  # it evaluates: the first such pause is told
     driver.stage(3)
     later(driver, 0.1)
-    assert sum("made no step" in one for one in texts(driver)) == 1
+    assert sum("made no step" in one for one in driver.lines) == 1
     later(driver, 100.0)
-    assert sum("made no step" in one for one in texts(driver)) == 1
+    assert sum("made no step" in one for one in driver.lines) == 1
     later(driver, 60.0)
-    assert sum("made no step" in one for one in texts(driver)) == 2
+    assert sum("made no step" in one for one in driver.lines) == 2
 
 
 def test_nobody_hangs_while_storage_keeps_them_waiting():
@@ -109,16 +96,14 @@ def test_nobody_hangs_while_storage_keeps_them_waiting():
 
 
 def test_nobody_hangs_who_has_left():
-    driver = running(hang_timeout_s=LIMIT_S)
-    driver.stage(4)
-    driver.send(TrainerExited(host=HostId("b"), lineage=driver.lineage, rank=1, clean=True, reason="left"))
+    driver = training(hang_timeout_s=LIMIT_S)
+    driver.exits(1, clean=True)
     later(driver, LIMIT_S * 2)
     assert not ended(driver)
 
 
 def test_a_host_that_does_not_end_it_costs_the_whole_group():
-    driver = running(hang_timeout_s=LIMIT_S)
-    driver.stage(4)
+    driver = training(hang_timeout_s=LIMIT_S)
     driver.word(0, 5)
     later(driver, LIMIT_S + 1)
     later(driver, 11.0)
@@ -156,8 +141,7 @@ def test_ranks_that_do_not_hang_are_left_alone():
 
 def test_who_cannot_be_seen_does_not_hang():
     """Its HostActor is dead or starved, or this Coordinator has slept: nobody knows whether the trainer makes steps."""
-    driver = running(hang_timeout_s=LIMIT_S)
-    driver.stage(4)
+    driver = training(hang_timeout_s=LIMIT_S)
     driver.word(0, 5)
     driver.tick(LIMIT_S / 2)
     driver.report("a")
@@ -172,8 +156,7 @@ def test_who_cannot_be_seen_does_not_hang():
 
 
 def test_who_cannot_be_seen_hangs_where_the_others_wait_for_it():
-    driver = running(hang_timeout_s=LIMIT_S, host_timeout_s=10.0)
-    driver.stage(4)
+    driver = training(hang_timeout_s=LIMIT_S, host_timeout_s=10.0)
     driver.word(0, 5)
     for _ in range(4):
         driver.now_s += 9.0

@@ -15,7 +15,6 @@ from raystate.core.formats.messages import (
     Ask,
     Failure,
     FlushReply,
-    HostDown,
     HostId,
     Invalidate,
     Joined,
@@ -26,12 +25,11 @@ from raystate.core.formats.messages import (
     RestoreSettled,
     RestoreTried,
     SnapshotId,
-    TrainerExited,
     TrainerWord,
     Write,
     Written,
 )
-from tests.core.driver import AB, Driver, history, running
+from tests.core.driver import AB, Driver, adopted, history, running
 
 
 def test_memory_is_chosen_when_it_is_newer_or_equal():
@@ -75,7 +73,7 @@ def test_what_a_restore_gave_up_is_not_believed_when_a_host_comes_back():
     driver.stage(7)
     old = {host: list(staged) for host, staged in driver.staged.items()}
     for host in AB:
-        driver.send(HostDown(host=HostId(host), reason="cut"))
+        driver.lose(host, "cut")
     driver.join(["c"], "h")
     assert driver.restore().tier == "storage"
     driver.staged.update(old)
@@ -187,17 +185,6 @@ def test_nothing_is_discarded_before_all_ranks_have_the_step():
     for order in orders:
         driver._obey(order)
     assert [one.step for one in driver.replies(RestoreSettled)] == [2, 2]
-
-
-def test_restore_barrier_names_missing_ranks():
-    driver = running(barrier_timeout_s=20.0)
-    driver.join(AB, "h")
-    driver.ask_restore(1)
-    driver.tick(21.0)
-    failure = driver.replies(Failure)[-1]
-    assert failure.error == "BarrierTimeoutError"
-    assert failure.details["missing_ranks"] == [0]
-    assert "host a" in failure.message
 
 
 def test_missing_step_is_named_with_the_available_ones():
@@ -317,7 +304,7 @@ def test_dead_ranks_are_not_needed_for_a_save():
     driver = running()
     driver.auto = False
     driver.stage(2, promised=True)
-    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="killed"))
+    driver.exits(0)
     driver.auto = True
     for write in driver.take(Write):
         driver.send(Written(host=write.host, save=write.save))
@@ -325,8 +312,7 @@ def test_dead_ranks_are_not_needed_for_a_save():
 
 
 def test_a_group_of_an_earlier_attempt_is_adopted():
-    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(3)
     driver.stage(5)
     assert driver.core.snapshots.stable == (5, 0)
     driver.stage(6, promised=True)
@@ -336,8 +322,7 @@ def test_a_group_of_an_earlier_attempt_is_adopted():
 @pytest.mark.parametrize("outcome", [False, True])
 def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
     """Under a new Coordinator: of a group that a newer one has replaced, or for an outcome that another rank has had and gone on."""
-    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(3)
     if outcome:
         driver.send(RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=1, step=3, begins="1.9.x", ok=True, word=1))
         driver.lineage = "1.2.x"
@@ -376,8 +361,7 @@ def test_an_earlier_attempts_choice_of_the_newest_that_is_gone_is_chosen_anew():
 
 
 def test_a_rank_that_asks_anew_beside_one_that_waits_for_an_earlier_outcome_makes_no_mistake_of_the_script():
-    driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(3, 5)
     for rank in range(2):
         driver.word(rank, -1)
     driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=0, step=3, want=3, begins="1.9.x", ok=True, word=1))
@@ -386,8 +370,7 @@ def test_a_rank_that_asks_anew_beside_one_that_waits_for_an_earlier_outcome_make
 
 
 def test_a_restore_begun_under_an_earlier_attempt_goes_on():
-    driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(3, 5)
     for rank in range(2):
         driver.word(rank, 3)
     for rank in range(2):
@@ -397,8 +380,7 @@ def test_a_restore_begun_under_an_earlier_attempt_goes_on():
 
 def test_a_late_word_of_the_restore_before_does_not_choose_for_the_next():
     """Schedule 9199: a new Coordinator took a doubled RestoreTried of step 3 for the outcome of the restore that was asked now."""
-    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(3)
     for rank in range(2):
         driver.word(rank, 3)
     driver.stage(5)
@@ -531,7 +513,7 @@ def test_a_choice_says_that_the_same_snapshot_is_durable():
 def test_what_is_left_in_memory_of_a_durable_step_goes_with_the_choice_and_is_kept():
     driver = made_durable(2)
     held = driver.key(2)
-    driver.send(HostDown(host=HostId("a"), reason="cut"))
+    driver.lose("a", "cut")
     driver.join(["b", "c"], "h")
     choice = driver.restore()
     assert (choice.tier, choice.step, choice.base) == ("storage", 2, SnapshotId("", 2))
@@ -552,7 +534,7 @@ def test_what_becomes_complete_after_the_choice_is_not_called_stable():
 def test_what_is_left_of_other_bytes_than_the_durable_ones_is_given_up():
     driver = made_durable(2)
     driver.stage(3)
-    driver.send(HostDown(host=HostId("a"), reason="cut"))
+    driver.lose("a", "cut")
     driver.staged["b"] = [one for one in driver.staged["b"] if one.step == 3]
     driver.report("b")
     driver.join(["b", "c"], "h")
@@ -593,8 +575,7 @@ def test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one():
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_rank_that_asks_for_another_restore_does_not_get_the_answer_of_this_one(resumed: bool):
     """It had its outcome from an earlier attempt, and has gone on."""
-    driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = adopted(3, 5)
     for rank in range(2):
         driver.word(rank, 5)
     for rank in range(2):

@@ -12,13 +12,11 @@ from raystate.core.formats.messages import (
     BuildPackage,
     CarriedOut,
     CarryOut,
-    DeleteAsked,
     Discard,
     Failure,
     FlushAsked,
     FlushReply,
     GivenUp,
-    HostDown,
     HostId,
     Intent,
     LiveStep,
@@ -229,7 +227,7 @@ def test_a_lost_host_fails_the_save_at_once():
     driver.auto = False
     driver.stage(2, promised=True)
     [save] = {one.save for one in driver.take(Write)}
-    driver.send(HostDown(host=HostId("b"), reason="gone"))
+    driver.lose("b", "gone")
     assert [one.save for one in driver.take(Discard)] == [save]
 
 
@@ -380,7 +378,7 @@ def test_a_pinned_step_is_removed_when_its_pin_is_gone():
     assert driver.core.journal.tail is not None
     assert [one.step for one in driver.core.journal.tail.live] == [2], "it is decided, only not carried out"
     assert not driver.core.journal.working, "the end of the run does not wait for it"
-    driver.send(DeleteAsked(ask=Ask("d1"), step=1))
+    driver.delete(1)
     assert driver.replies(Failure)[-1].error == "StepNotFoundError"
     driver.tick(10.0)
     assert driver.orders("retire") == []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raystate.core.formats.messages import FlushAsked, FlushReply, JoinReply, SnapshotId, Tick
+from raystate.core.formats.messages import FlushReply, JoinReply
 from tests.core.fleet import PHASES, ready
 
 pytestmark = pytest.mark.timeout(1200)  # counting is slow, on a busy machine very
@@ -67,7 +67,7 @@ def works() -> dict[tuple[str, int], Work]:
 
 
 def test_what_each_rank_is_told_of_a_group_does_not_grow():
-    told = {count: [one for one in ready(count).said if isinstance(one, JoinReply)] for count in (FEW, 16 * FEW)}
+    told = {count: ready(count).replies(JoinReply) for count in (FEW, 16 * FEW)}
     sizes = {count: max(len(pickle.dumps(one)) for one in replies) for count, replies in told.items()}
     assert [len(replies) for replies in told.values()] == list(told)
     assert max(sizes.values()) <= min(sizes.values()) + 8, sizes
@@ -91,16 +91,16 @@ def test_a_look_at_who_waits_costs_ranks_plus_promises():
     works: dict[tuple[int, int], int] = {}
     for ranks, promises in ((FEW, 1), (FEW, 64), (16 * FEW, 1), (16 * FEW, 64)):
         fleet = ready(ranks)
-        promised = tuple(SnapshotId(fleet.lineage, step, 0) for step in range(2, 2 + promises))
-        for host in range(ranks):
-            fleet.word(host, 1 + promises, tuple(range(2, 2 + promises)))
-            fleet.send(FlushAsked(ask=fleet.ask(), lineage=fleet.lineage, rank=host, promised=promised, word=fleet.number))
-        fleet.look()
+        steps = range(2, 2 + promises)
+        fleet.say(1 + promises, pending=tuple(steps))
+        for rank in range(ranks):
+            fleet.flush(rank, *map(fleet.key, steps))
+        fleet.settle()
         work = Work()
         with work.counted():
-            fleet.send(Tick())
-            fleet.look()
-        assert not any(isinstance(one, FlushReply) for one in fleet.said)
+            fleet.tick()
+            fleet.settle()
+        assert not fleet.replies(FlushReply)
         works[ranks, promises] = work.total
     for ranks in (FEW, 16 * FEW):
         assert works[ranks, 64] <= works[ranks, 1] + 64 * LINES_OF_A_FATE, works

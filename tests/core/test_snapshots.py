@@ -7,7 +7,6 @@ import dataclasses
 from raystate.core.formats.messages import (
     NOWHERE,
     Advise,
-    HostId,
 )
 from tests.core.driver import Driver, running
 
@@ -71,32 +70,6 @@ def test_newer_reports_only():
     driver.staged["b"] = []
     driver.hold(1, 1)
     assert driver.core.snapshots.stable == (1, 0)
-
-
-def test_unequal_saves_are_reported_with_names():
-    driver = running(barrier_timeout_s=20.0)
-    driver.stage(1)
-    for step in range(2, 6):
-        driver.hold(0, step)
-        driver.tick(10.0)
-    driver.tick(25.0)
-    failure = driver.advice().failure
-    assert failure is not None
-    assert failure.error == "BarrierTimeoutError"
-    assert failure.details["missing_ranks"] == [1]
-    assert failure.details["hosts"] == ["b"]
-    assert failure.details["phase"] == "save"
-
-
-def test_silent_host_is_down():
-    driver = running(host_timeout_s=5.0)
-    driver.stage(1)
-    driver.tick(6.0)
-    assert not driver.core.memory.hosts[HostId("a")].up
-    assert driver.core.memory.candidates() == []
-    driver.report("a")
-    driver.report("b")
-    assert [snap.step for snap in driver.core.memory.candidates()] == [1]
 
 
 def test_advice_that_was_lost_is_given_again():

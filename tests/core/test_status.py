@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raystate.core.coordinator.status import UnderWay, status_of, under_way
-from raystate.core.formats.messages import Appended, CarriedOut, HostDown, HostId
+from raystate.core.formats.messages import Appended, CarriedOut
 from tests.core.driver import Driver
 
 
@@ -36,7 +36,7 @@ def test_a_run_that_saves_and_loses_a_host():
         ("b", (1,), (5,), True),
     ]
     assert [host.silent_s for host in status.hosts] == [3.0, 3.0]
-    driver.send(HostDown(host=HostId("b"), reason="its node is gone"))
+    driver.lose("b", "its node is gone")
     status = status_of(driver.core, driver.now_s)
     assert [(host.up, host.why_down, host.steps) for host in status.hosts] == [(True, "", (5,)), (False, "its node is gone", ())]
 
