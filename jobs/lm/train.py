@@ -74,7 +74,7 @@ class Job:
         )
         report.say(self._headline(state, restored))
         loss: jax.Array | None = None
-        durable: int | None = None  # as of the last log line
+        durable = manager.latest_step() if self.rank == 0 else None
         with contextlib.ExitStack() as stack:
             stack.callback(report.close)
             log_event = stack.enter_context(_events(train.events, self.rank))
@@ -100,8 +100,9 @@ class Job:
                 manager.save(
                     done, state, items={"data": self.iterator}, metrics={**metrics, "loss": loss}, custom=custom, force=last
                 )
-                if logged and self.rank == 0:
+                if self.rank == 0 and (logged or durable is not None):  # the first is looked for in storage: not at each step
                     durable = manager.latest_step()
+                if logged:
                     report.log(done, metrics["loss"], durable=durable)
                 report.step(done, durable=durable, snapshot=done)
                 if manager.reached_preemption(done):

@@ -268,7 +268,7 @@ def tell_of_start(line: SlowLine, group: Any, *, again: bool) -> None:
     if any(amount * workers > all_there.get(name, 0.0) for name, amount in group.resources_per_worker.items()):
         line.begin(no_room(workers), at_once=True)  # no error: the cluster may grow
     else:
-        line.begin(f"{counted(workers, 'worker')} are asked for, and have not all started yet; {load()}")
+        line.begin(f"waiting for {counted(workers, 'worker')} to start; {load()}")
 
 
 def _of_controller(failure: BaseException) -> Ending:
