@@ -34,7 +34,7 @@ from raystate.transfer.picking import Picked
 from raystate.transfer.places import open_place
 from raystate.transfer.progress import Tally
 from tests.cli.transfers import STEP, a_run, files, incoming_leaves, leaves, notes, of_dtype, raystate_command, run, state  # noqa: F401 - fixtures
-from tests.storage.backends import GCS_SERVER_RUNS, gcs_server
+from tests.storage.backends import gcs_server
 
 FORMATS = {"safetensors": "x.safetensors", "npz": "x.npz", "orbax": "x", "copy": "x"}
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_that_is_no_run(one_run: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- any place
 
 
-@pytest.fixture(params=["memory", "zip", "file", *(["gs"] if GCS_SERVER_RUNS else [])])
+@pytest.fixture(params=["memory", "zip", "file", "gs"])
 def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """A function that gives the URL of a name in some place."""
     if request.param == "gs":

@@ -34,7 +34,7 @@ from raystate.storage import LogReader, RunLog, Storage, open_storage
 from tests.cli.conftest import Command
 from tests.orbax import from_state
 from tests.patience import PATIENCE_S
-from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
+from tests.storage.backends import gcs_backend
 
 
 def state(step: int) -> dict[str, Any]:
@@ -476,7 +476,6 @@ def test_diff_sums_up(raystate: Command, large: Path, tmp_path: Path):
 # ---------------------------------------------------------------- a bucket, completion, examples
 
 
-@pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
 def test_in_a_bucket(raystate: Command, written: Path, tmp_path: Path):
     with gcs_backend(tmp_path) as bucket:
         copy(open_storage(written), bucket, "10")
@@ -489,7 +488,6 @@ def test_in_a_bucket(raystate: Command, written: Path, tmp_path: Path):
         assert code == 2 and f"did you mean {bucket.url}?" in complaint
 
 
-@pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
 def test_a_run_in_a_bucket_is_looked_after(raystate: Command, written: Path, tmp_path: Path):
     """`import`, `verify`, `export` and `gc`, as `ls`, `inspect` and `diff` above."""
     with gcs_backend(tmp_path) as bucket:

@@ -23,7 +23,7 @@ from raystate.runtime.ledger import EVENTS, LoggedRecovery, read_ledger
 from raystate.storage import open_storage
 from tests.cli.transfers import raystate_command
 from tests.model.world import Rank, World
-from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
+from tests.storage.backends import gcs_backend
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 CAUSE = f"rank 1 died: {HOSTILE}"
@@ -235,7 +235,6 @@ def test_what_cannot_be_told_is_a_sentence(
     assert code == 2 and "--out" in complaint
 
 
-@pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
 @pytest.mark.parametrize(
     ("out", "sentence"),
     [

@@ -17,15 +17,11 @@ from tests.cluster import strikes, toy
 from tests.cluster.training import NODE, NODES, STEPS, Training, pausing
 from tests.patience import PATIENCE_S
 from tests.processes import start_ray
-from tests.storage.backends import GCS_SERVER_RUNS
 
 
 @pytest.fixture(scope="session")
-def gcs_server() -> Iterator[GcsServer | None]:
-    """A strict GCS server that everything uses which Ray starts; None where it doesn't run."""
-    if not GCS_SERVER_RUNS:
-        yield None
-        return
+def gcs_server() -> Iterator[GcsServer]:
+    """A strict GCS server that everything uses which Ray starts."""
     with GcsServer(buckets=["runs"]) as server:
         os.environ.update(server.environment())
         yield server
@@ -54,7 +50,7 @@ def _cluster() -> Any:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory, gcs_server: GcsServer | None) -> Iterator[Any]:
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory, gcs_server: GcsServer) -> Iterator[Any]:
     import ray
     from ray import cloudpickle
 

@@ -20,10 +20,8 @@ from raystate.compat import flax_directory, flax_writing
 from raystate.core.formats.errors import CorruptCheckpointError, StorageError
 from raystate.legacy import LegacyDirectory
 from raystate.storage import Storage, open_storage
-from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
+from tests.storage.backends import gcs_backend
 from tests.storage.interrupted import Interrupted
-
-pytestmark = pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the wheel of fake-gcs-server is for Linux on x86-64")
 
 TREE = {"a": jnp.arange(4.0), "b": [np.arange(3), 5], "name": "x"}
 OTHER = {"a": jnp.ones(4), "b": [np.zeros(3, np.int64), 6], "name": "y"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import platform
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +13,6 @@ from tests.gcs.raw import Raw
 
 _FIRST = ("test_server.py", "test_uploads.py", "test_lists.py")
 _buckets = itertools.count()
-
-collect_ignore_glob: list[str] = []
-if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-    collect_ignore_glob.append("test_*.py")  # the wheel of fake-gcs-server is for Linux on x86-64
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -51,6 +51,14 @@ def test_google_rewrite_and_compose(cloud_bucket: Any):
     assert cloud_bucket.blob("both").download_as_bytes() == b"datadata"
 
 
+def test_a_download_of_what_was_listed_is_seen_by_the_server(cloud_bucket: Any, server: GcsServer):
+    cloud_bucket.blob("name").upload_from_string(b"data")
+    (listed,) = cloud_bucket.list_blobs()
+    server.reset_counts()
+    assert listed.download_as_bytes() == b"data"
+    assert server.counts().kinds == {"get_media": 1}
+
+
 # ------------------------------------------------------------ gcsfs
 
 

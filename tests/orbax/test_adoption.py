@@ -21,9 +21,7 @@ from raystate.verification import verify_log, verify_step
 from tests.orbax.published import committed
 from tests.orbax.state_example import ARRAYS, array
 from tests.patience import PATIENCE_S
-from tests.storage.backends import GCS_SERVER_RUNS, claim, gcs_backend
-
-pytestmark = pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
+from tests.storage.backends import claim, gcs_backend
 
 STOCK = """
 import sys

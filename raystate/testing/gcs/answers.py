@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import aiohttp
+from typing import Any
 
 # `reason` in an error's body, by status: clients decide by it whether to try again.
 _REASONS = {
@@ -35,22 +32,13 @@ class GcsAnswer:
 
     Attributes:
         status: the HTTP status.
-        headers: without Content-Length, which follows from `body` or `length`.
-        body: everything, if `stream` is None.
-        stream: the backend's answer, whose body is passed on piece by piece; its holder closes it.
-        length: bytes that `stream` gives; also what a HEAD request is told.
+        headers: without Content-Length, which follows from `body`.
+        body: a HEAD request is told its length alone.
     """
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
-    stream: aiohttp.ClientResponse | None = None
-    length: int | None = None
-
-    @property
-    def body_bytes(self) -> int:
-        """Size of the body, streamed or not."""
-        return len(self.body) if self.length is None else self.length
 
 
 class GcsError(Exception):

@@ -1,19 +1,13 @@
-"""Lists of objects and of buckets, in pages.
-
-The backend counts no prefixes as results, gives all of them on every page, and finds them by the first character of a delimiter. So it is
-only asked for names in order, and what a page consists of is decided here.
-"""
+"""Lists of objects and of buckets, in pages."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlencode
 
-from raystate.testing.gcs.answers import GcsError, no_such_bucket
-from raystate.testing.gcs.backend_client import BackendClient, bucket_path
+from raystate.testing.gcs.answers import GcsError
 from raystate.testing.gcs.conditions import number
 from raystate.testing.gcs.objects import Objects
 
@@ -21,12 +15,11 @@ _PAGE = 1000  # results (objects and prefixes) of a page at most; Cloud Storage 
 _NOT_HERE = ("matchGlob", "softDeleted", "filter")  # would give other results: better an error than the wrong ones
 
 
-async def list_objects(backend: BackendClient, objects: Objects, bucket: str, query: Mapping[str, str]) -> dict[str, Any]:
+def list_objects(objects: Objects, bucket: str, query: Mapping[str, str]) -> dict[str, Any]:
     """One page of a bucket's objects.
 
     Args:
-        backend: has them in the order of their names.
-        objects: completes their descriptions.
+        objects: of all buckets.
         bucket: which.
         query: prefix, delimiter, startOffset, endOffset, includeTrailingDelimiter, maxResults, pageToken.
 
@@ -38,20 +31,15 @@ async def list_objects(backend: BackendClient, objects: Objects, bucket: str, qu
             raise GcsError(501, f"This server has no {name} in lists")
     room = _page_size(query)
     prefix, delimiter, last = query.get("prefix", ""), query.get("delimiter", ""), _last_of_page(query)
-    asked = {"prefix": prefix, "startOffset": max(query.get("startOffset", ""), last), "endOffset": query.get("endOffset", "")}
-    if not delimiter:
-        asked["maxResults"] = str(room + 2)  # the last one of the page before, this page, and one more to know that there is one
-    status, found = await backend.call("GET", f"{bucket_path(bucket)}/o?{urlencode({k: v for k, v in asked.items() if v})}")
-    if status == 404:
-        raise no_such_bucket(bucket)
-    if status != 200:
-        raise GcsError(status, f"list of {bucket}")
+    end = query.get("endOffset", "")
 
-    items: list[dict[str, Any]] = []
+    items: list[Mapping[str, Any]] = []
     prefixes: list[str] = []
     entry = ""  # the newest result
-    for item in found.get("items", []):
+    for item in objects.after(bucket, max(prefix, query.get("startOffset", ""), last)):
         name = item["name"]
+        if not name.startswith(prefix) or (end and name >= end):
+            break
         cut = name.find(delimiter, len(prefix)) if delimiter else -1
         folder = name[: cut + len(delimiter)] if cut >= 0 else ""
         result = folder or name
@@ -64,20 +52,19 @@ async def list_objects(backend: BackendClient, objects: Objects, bucket: str, qu
             if folder:
                 prefixes.append(folder)
         if not folder or (folder == name and query.get("includeTrailingDelimiter", "false").lower() == "true"):
-            items.append(objects.describe(item))
+            items.append(item)
     return _page("storage#objects", items, prefixes, None)
 
 
-async def list_buckets(backend: BackendClient, query: Mapping[str, str]) -> dict[str, Any]:
+def list_buckets(objects: Objects, query: Mapping[str, str]) -> dict[str, Any]:
     """One page of the buckets."""
     room, prefix, last = _page_size(query), query.get("prefix", ""), _last_of_page(query)
-    _, found = await backend.call("GET", "/storage/v1/b")
-    buckets = sorted(found.get("items", []), key=lambda bucket: bucket["name"])
-    left = [bucket for bucket in buckets if bucket["name"].startswith(prefix) and bucket["name"] > last]
-    return _page("storage#buckets", left[:room], [], _token(left[room - 1]["name"]) if len(left) > room else None)
+    left = [name for name in sorted(objects.buckets) if name.startswith(prefix) and name > last]
+    found = [objects.buckets[name].resource for name in left[:room]]
+    return _page("storage#buckets", found, [], _token(left[room - 1]) if len(left) > room else None)
 
 
-def _page(kind: str, items: list[dict[str, Any]], prefixes: list[str], token: str | None) -> dict[str, Any]:
+def _page(kind: str, items: Sequence[Mapping[str, Any]], prefixes: list[str], token: str | None) -> dict[str, Any]:
     page: dict[str, Any] = {"kind": kind}
     if token is not None:
         page["nextPageToken"] = token

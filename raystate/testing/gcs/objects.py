@@ -1,302 +1,287 @@
-"""Objects: every operation on one, with its preconditions, over a backend that knows none.
+"""Buckets and objects, in memory: every operation on one, with its preconditions.
 
-Changes of one name wait for each other, so that looking at the object and changing it is one operation, as in Cloud Storage. Reads don't
-wait: what they looked at they then read by its generation.
+The server has one thread, and nothing is waited for between the look at an object and what follows from it. So each operation is
+atomic, as in Cloud Storage.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
+import bisect
+import gzip
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import Any
-from weakref import WeakValueDictionary
+from urllib.parse import unquote
+
+import google_crc32c
 
 from raystate.testing.gcs.answers import GcsAnswer, GcsError, no_such_bucket, no_such_object
-from raystate.testing.gcs.backend_client import BackendClient, bucket_path, object_path
 from raystate.testing.gcs.conditions import ABSENT, Conditions, Version, number
 from raystate.testing.gcs.counts import WritePace
 from raystate.testing.gcs.operations import Operation
 
 _COMPOSED_AT_MOST = 32  # sources of one compose
+_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+# What a client may say of an object; all else of its description is the server's.
+_COPIED = ("cacheControl", "contentDisposition", "contentEncoding", "contentLanguage", "contentType", "customTime", "metadata")
+_SAID = (*_COPIED, "acl", "storageClass")
+# How a download says it.
+_MEDIA_HEADERS = {
+    "cacheControl": "Cache-Control", "contentDisposition": "Content-Disposition", "contentLanguage": "Content-Language",
+    "contentType": "Content-Type", "etag": "ETag", "generation": "X-Goog-Generation", "metageneration": "X-Goog-Metageneration",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Extra:
-    """What the backend doesn't keep of an object; only of objects that have any of it."""
+class StoredObject:
+    """One object. `resource`: as the JSON API describes it."""
 
-    generation: int  # of the object that it is about: one that replaced it has nothing extra
-    metageneration: int = 1
-    updated: str = ""  # when the metadata changed last, RFC 3339
-    components: int | None = None  # of a composed object
+    resource: Mapping[str, Any]
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A bucket, as the JSON API describes it, and its objects by name."""
+
+    resource: dict[str, Any]
+    objects: dict[str, StoredObject] = field(default_factory=dict[str, StoredObject])
 
 
 class Objects:
     """The objects of all buckets.
 
     Args:
-        backend: keeps their bytes.
         pace: is told of every change, and may refuse one.
     """
 
-    def __init__(self, backend: BackendClient, pace: WritePace):
+    def __init__(self, pace: WritePace):
         self.strict = True  # False: no precondition is looked at, as a lax server would
-        self._backend, self._pace = backend, pace
-        self._extras: dict[tuple[str, str], _Extra] = {}
-        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self.buckets: dict[str, Bucket] = {}
+        self._pace = pace
+        self._newest = 0  # generation
 
     # ------------------------------------------------------------ making
 
-    async def insert(
-        self,
-        operation: Operation,
-        metadata: Mapping[str, Any],
-        content: bytes | bytearray | memoryview,
-        conditions: Conditions,
-        *,
-        components: int | None = None,
-    ) -> dict[str, Any]:
+    def insert(
+        self, operation: Operation, metadata: Mapping[str, Any], content: bytes, sums: Mapping[str, Any], conditions: Conditions
+    ) -> Mapping[str, Any]:
         """Make `operation`'s object, replacing one of its name, and describe it.
 
         Args:
             operation: names bucket and object.
             metadata: as in the JSON API, with `contentType`.
             content: all bytes.
+            sums: the checksums that the object is described with, and `componentCount` of a composed one.
             conditions: of the object that is replaced.
-            components: of a composed object.
 
         Raises:
             GcsError: a condition doesn't hold, the bucket is missing, or the name is written too often.
         """
         bucket, name = operation.bucket, operation.name
-        passed = {key: operation.query[key] for key in ("predefinedAcl", "contentEncoding") if key in operation.query}
-        async with self._changing(bucket, name):
-            if self.strict and conditions:
-                conditions.check(_version(await self.look_up(bucket, name)), f"{bucket}/{name}")
-            self._check_pace(bucket, name)
-            made = await self._backend.insert(bucket, {**metadata, "name": name}, content, passed)
-            extra = None if components is None else _Extra(generation=int(made["generation"]), components=components)
-            self._changed(bucket, name, extra)
-        return self.describe(made)
+        there = self.bucket(bucket).objects
+        self._check(conditions, there.get(name), bucket, name)
+        self._check_pace(bucket, name)
+        self._newest = max(self._newest + 1, time.time_ns() // 1000)
+        now = _now()
+        said = {"storageClass": "STANDARD", **metadata}
+        if "contentEncoding" in operation.query:
+            said["contentEncoding"] = operation.query["contentEncoding"]
+        resource = {
+            "kind": "storage#object",
+            "id": f"{bucket}/{name}/{self._newest}",
+            "bucket": bucket,
+            "name": name,
+            "generation": str(self._newest),
+            "size": str(len(content)),
+            "timeCreated": now,
+            "timeStorageClassUpdated": now,
+            "acl": [_access("projectOwner-test", "OWNER")],
+            **{key: said[key] for key in _SAID if said.get(key)},
+            **sums,
+        }
+        return self._put(there, _changed(resource, 1, now), content)
 
-    async def check_start(self, operation: Operation, conditions: Conditions) -> None:
+    def check_start(self, operation: Operation, conditions: Conditions) -> None:
         """Refuse to begin an upload that could not end.
 
         Raises:
             GcsError: the bucket is missing, or a condition doesn't hold now.
         """
-        await self.check_bucket(operation.bucket)
-        if self.strict and conditions:
-            found = await self.look_up(operation.bucket, operation.name)
-            conditions.check(_version(found), f"{operation.bucket}/{operation.name}")
+        found = self.bucket(operation.bucket).objects.get(operation.name)
+        self._check(conditions, found, operation.bucket, operation.name)
 
-    async def check_bucket(self, bucket: str) -> None:
-        """Raises GcsError, 404, if there is no such bucket."""
-        status, _ = await self._backend.call("GET", bucket_path(bucket))
-        if status == 404:
-            raise no_such_bucket(bucket)
-
-    async def rewrite(self, operation: Operation, body: bytes) -> dict[str, Any]:
+    def rewrite(self, operation: Operation, body: bytes) -> Mapping[str, Any]:
         """Copy `operation`'s source to its object, at once and whole; describes the copy."""
-        made = None
-        while made is None:  # again if the source is replaced while this waits for its turn
-            source = await self._existing(
-                operation.source_bucket, operation.source_name, number(operation.query, "sourceGeneration")
-            )
-            if self.strict:
-                what = f"{operation.source_bucket}/{operation.source_name}"
-                Conditions.from_query(operation.query, "ifSource").check(_version(source), what)
-            made = await self._copy(operation, body, source["generation"])
-        return self.describe(made)
+        query, where = operation.query, (operation.source_bucket, operation.source_name)
+        source = self._existing(*where, number(query, "sourceGeneration"))
+        self._check(Conditions.from_query(query, "ifSource"), source, *where)
+        kept = {key: source.resource[key] for key in _COPIED if key in source.resource}
+        sums = {key: source.resource[key] for key in ("crc32c", "md5Hash", "componentCount") if key in source.resource}
+        return self.insert(operation, {**kept, **parse_json(body)}, source.content, sums, Conditions.from_query(query))
 
-    async def _copy(self, operation: Operation, body: bytes, source_generation: str) -> dict[str, Any] | None:
-        """Copy exactly this generation; None: it is gone."""
-        bucket, name = operation.bucket, operation.name
-        destination = object_path(bucket, name).removeprefix("/storage/v1")
-        source = object_path(operation.source_bucket, operation.source_name)
-        async with self._changing(bucket, name):
-            self._check(operation, await self.look_up(bucket, name))
-            self._check_pace(bucket, name)
-            target = f"{source}/copyTo{destination}?sourceGeneration={source_generation}"
-            status, made = await self._backend.call("POST", target, body)
-            if status == 404:
-                await self.check_bucket(bucket)
-                return None
-            _expect(status, f"copy to {bucket}/{name}", made)
-            self._changed(bucket, name, None)
-            return made
-
-    async def compose(self, operation: Operation, body: bytes) -> dict[str, Any]:
-        """Make an object of the bytes of others. Not by the backend's compose, which keeps the generation of an object it replaces."""
+    def compose(self, operation: Operation, body: bytes) -> Mapping[str, Any]:
+        """Make an object of the bytes of others."""
         request = parse_json(body)
         sources = request.get("sourceObjects") or []
         if not 1 <= len(sources) <= _COMPOSED_AT_MOST:
             raise GcsError(400, f"compose takes 1 to {_COMPOSED_AT_MOST} sources, not {len(sources)}")
-        parts: list[bytes] = []
-        components = 0
+        parts: list[StoredObject] = []
         for source in sources:
-            found = await self._existing(operation.bucket, source["name"], number(source, "generation"))
-            if self.strict:
-                conditions = Conditions.from_query(
-                    {key: str(value) for key, value in source.get("objectPreconditions", {}).items()}
-                )
-                conditions.check(_version(found), f"{operation.bucket}/{source['name']}")
-            part = await self._backend.media(
-                "GET", operation.bucket, source["name"], int(found["generation"]), {"Accept-Encoding": "gzip"}
-            )
-            parts.append(part.body if part.stream is None else await part.stream.read())
-            components += found.get("componentCount", 1)
+            part = self._existing(operation.bucket, source["name"], number(source, "generation"))
+            asked = {key: str(value) for key, value in source.get("objectPreconditions", {}).items()}
+            self._check(Conditions.from_query(asked), part, operation.bucket, source["name"])
+            parts.append(part)
+        content = b"".join(part.content for part in parts)
+        # Cloud Storage knows no MD5 of a composed object.
+        sums = {"crc32c": crc32c(content), "componentCount": sum(part.resource.get("componentCount", 1) for part in parts)}
         metadata = {"contentType": "application/octet-stream", **request.get("destination", {})}
-        conditions = Conditions.from_query(operation.query)
-        return await self.insert(operation, metadata, b"".join(parts), conditions, components=components)
+        return self.insert(operation, metadata, content, sums, Conditions.from_query(operation.query))
 
     # ------------------------------------------------------------ reading
 
-    async def look_up(self, bucket: str, name: str, generation: int | None = None) -> dict[str, Any] | None:
-        """An object as the JSON API describes it; None: there is none, or not of this generation."""
-        found = await self._backend.metadata(bucket, name, generation)
-        return None if found is None else self.describe(found)
-
-    async def read_metadata(self, operation: Operation) -> dict[str, Any]:
+    def read_metadata(self, operation: Operation) -> Mapping[str, Any]:
         """Describe an object, if the request's conditions hold."""
-        found = await self._existing(operation.bucket, operation.name, number(operation.query, "generation"))
-        self._check(operation, found, reading=True)
-        return found
+        return self._read(operation).resource
 
-    async def read_media(self, operation: Operation, headers: Mapping[str, str]) -> GcsAnswer:
-        """The bytes of an object, of exactly the generation that the request's conditions were checked against."""
-        generation = number(operation.query, "generation")
-        asked = self.strict and bool(Conditions.from_query(operation.query))
-        while True:
-            found = None
-            if asked:
-                found = await self._existing(operation.bucket, operation.name, generation)
-                self._check(operation, found, reading=True)
-            pinned = int(found["generation"]) if found else generation
-            answer = await self._backend.media(operation.method, operation.bucket, operation.name, pinned, headers)
-            if answer.status != 404:
-                break
-            if not asked or generation is not None:
-                raise no_such_object(operation.bucket, operation.name)
-            # Replaced since it was looked at: look again.
-        if answer.status == 416:
-            size = (await self._existing(operation.bucket, operation.name, generation))["size"]
-            message = f"The requested range {headers.get('Range')} of {operation.bucket}/{operation.name} cannot be satisfied"
-            raise GcsError(416, message, headers={"Content-Range": f"bytes */{size}"})
-        _expect(200 if answer.status == 206 else answer.status, f"read {operation.bucket}/{operation.name}", {})
-        extra = self._extra(operation.bucket, operation.name, int(answer.headers["X-Goog-Generation"]))
-        added = {"X-Goog-Metageneration": str(extra.metageneration), "ETag": _etag(extra)}
-        return replace(answer, headers={**answer.headers, **added})
-
-    def describe(self, resource: Mapping[str, Any]) -> dict[str, Any]:
-        """What the backend says of an object, completed."""
-        extra = self._extra(resource["bucket"], resource["name"], int(resource["generation"]))
-        described = {
-            **resource,
-            "metageneration": str(extra.metageneration),
-            "etag": _etag(extra),
-            "id": f"{resource['bucket']}/{resource['name']}/{resource['generation']}",
+    def read_media(self, operation: Operation, headers: Mapping[str, str]) -> GcsAnswer:
+        """The bytes of an object, or the range of them that `headers` ask for, if the request's conditions hold."""
+        found = self._read(operation)
+        resource, content = found.resource, found.content
+        packed = resource.get("contentEncoding") == "gzip"
+        said = {header: resource[key] for key, header in _MEDIA_HEADERS.items() if key in resource}
+        said |= {
+            "Accept-Ranges": "bytes",
+            "Last-Modified": formatdate(datetime.fromisoformat(resource["updated"]).timestamp(), usegmt=True),
+            "X-Goog-Hash": ",".join(f"{name}={resource[key]}" for name, key in CHECKSUMS.items() if key in resource),
+            "X-Goog-Stored-Content-Encoding": resource.get("contentEncoding", "identity"),
         }
-        if extra.updated:
-            described["updated"] = extra.updated
-        if extra.components is not None:
-            described["componentCount"] = extra.components
-            del described["md5Hash"]  # Cloud Storage knows no MD5 of a composed object
-        return described
+        if packed and "gzip" not in headers.get("Accept-Encoding", ""):
+            return GcsAnswer(headers=said, body=gzip.decompress(content))  # of which there are no ranges
+        if packed:
+            said["Content-Encoding"] = "gzip"
+        wanted = _RANGE.fullmatch(headers.get("Range", ""))
+        if wanted is None or not any(wanted.groups()):
+            return GcsAnswer(headers=said, body=content)
+        size = len(content)
+        if wanted[1]:
+            first, last = int(wanted[1]), min(int(wanted[2] or size), size - 1)
+        else:
+            first, last = max(0, size - int(wanted[2])), size - 1
+        if first > last:
+            text = f"The requested range {headers['Range']} of {operation.bucket}/{operation.name} cannot be satisfied"
+            raise GcsError(416, text, headers={"Content-Range": f"bytes */{size}"})
+        said["Content-Range"] = f"bytes {first}-{last}/{size}"
+        return GcsAnswer(status=206, headers=said, body=content[first : last + 1])
+
+    def after(self, bucket: str, name: str) -> Iterator[Mapping[str, Any]]:
+        """The objects of a bucket from this name on, in the order of their names."""
+        objects = self.bucket(bucket).objects
+        names = sorted(objects)
+        return (objects[one].resource for one in names[bisect.bisect_left(names, name) :])
+
+    def _read(self, operation: Operation) -> StoredObject:
+        found = self._existing(operation.bucket, operation.name, number(operation.query, "generation"))
+        self._check(Conditions.from_query(operation.query), found, operation.bucket, operation.name, reading=True)
+        return found
 
     # ------------------------------------------------------------ changing
 
-    async def delete(self, operation: Operation) -> None:
+    def delete(self, operation: Operation) -> None:
         """Delete an object, if the request's conditions hold."""
-        bucket, name = operation.bucket, operation.name
-        async with self._changing(bucket, name):
-            self._check(operation, await self._existing(bucket, name, number(operation.query, "generation")))
-            self._check_pace(bucket, name)
-            status, answer = await self._backend.call("DELETE", object_path(bucket, name))
-            _expect(status, f"delete {bucket}/{name}", answer)
-            self._changed(bucket, name, None)
+        self._to_change(operation)
+        del self.bucket(operation.bucket).objects[operation.name]
+        self._pace.changed(operation.bucket, operation.name)
 
-    async def patch(self, operation: Operation, body: bytes) -> dict[str, Any]:
-        """Change an object's metadata (PATCH: the fields given; PUT: all) or its access controls."""
-        bucket, name = operation.bucket, operation.name
-        async with self._changing(bucket, name):
-            found = await self._existing(bucket, name, number(operation.query, "generation"))
-            self._check(operation, found)
-            self._check_pace(bucket, name)
-            answer = None
-            if operation.verb != "acl":
-                await self._patch(operation, body, found)
-            else:
-                status, answer = await self._backend.call(operation.method, operation.path, body)
-                _expect(status, f"{operation.method} {operation.path}", answer)
-            version = _version(found)
-            extra = self._extra(bucket, name, version.generation)
-            now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-            self._changed(bucket, name, replace(extra, metageneration=version.metageneration + 1, updated=now))
-            return answer if answer is not None else await self._existing(bucket, name)
+    def patch(self, operation: Operation, body: bytes) -> Any:
+        """Change an object's metadata (PATCH: the fields given; PUT: all) or its access controls, which are kept and not looked at."""
+        found = self._to_change(operation)
+        changes, answer = parse_json(body), None
+        if operation.verb == "acl":
+            entity = unquote(operation.path.rpartition("/acl")[2].strip("/")) or changes.get("entity")
+            answer = _access(entity, changes.get("role", "READER"))
+            others = [one for one in found.resource["acl"] if one["entity"] != entity]
+            changes: dict[str, Any] = {"acl": others if operation.method == "DELETE" else [*others, answer]}
+        elif "metadata" in changes:
+            given = changes["metadata"] or {}
+            before = found.resource.get("metadata", {}) if operation.method == "PATCH" and given else {}
+            changes["metadata"] = {key: value for key, value in {**before, **given}.items() if value is not None}
+        kept = {key: value for key, value in found.resource.items() if key not in _COPIED or operation.method != "PUT"}
+        said = {key: changes[key] for key in _SAID if key in changes}
+        resource = {key: value for key, value in {**kept, **said}.items() if value not in (None, "", {})}
+        changed = _changed(resource, int(resource["metageneration"]) + 1, _now())
+        made = self._put(self.bucket(operation.bucket).objects, changed, found.content)
+        return made if answer is None else answer
 
-    async def _patch(self, operation: Operation, body: bytes, found: Mapping[str, Any]) -> None:
-        changes = parse_json(body)
-        if operation.method == "PUT" or "metadata" in changes:
-            # The backend's PATCH can't take a key away, as null does, and changes a map that other requests read. Its PUT sets them all.
-            metadata = changes.pop("metadata", None)
-            kept = found.get("metadata", {}) if operation.method == "PATCH" and metadata is not None else {}
-            merged = {key: value for key, value in {**kept, **(metadata or {})}.items() if value is not None}
-            await self._send_changes("PUT", operation, {"metadata": merged})
-        if changes:
-            await self._send_changes("PATCH", operation, changes)
-
-    async def _send_changes(self, method: str, operation: Operation, changes: Mapping[str, Any]) -> None:
-        target = object_path(operation.bucket, operation.name)
-        status, answer = await self._backend.call(method, target, json.dumps(changes).encode())
-        _expect(status, f"{method} {operation.bucket}/{operation.name}", answer)
+    def _to_change(self, operation: Operation) -> StoredObject:
+        found = self._existing(operation.bucket, operation.name, number(operation.query, "generation"))
+        self._check(Conditions.from_query(operation.query), found, operation.bucket, operation.name)
+        self._check_pace(operation.bucket, operation.name)
+        return found
 
     # ------------------------------------------------------------ buckets, without conditions
 
-    async def create_bucket(self, bucket: str) -> None:
-        """Create a bucket; one that exists is fine.
+    def bucket(self, name: str) -> Bucket:
+        """Raises GcsError, 404, if there is no such bucket."""
+        if name not in self.buckets:
+            raise no_such_bucket(name)
+        return self.buckets[name]
+
+    def create_bucket(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Create a bucket.
 
         Raises:
-            GcsError: the name isn't allowed.
+            GcsError: 409, it exists; 400, the name isn't allowed; 501, it would have what this server has not.
         """
-        status, answer = await self._backend.call("POST", "/storage/v1/b?project=test", json.dumps({"name": bucket}).encode())
-        if status != 409:
-            _expect(status, f"bucket {bucket!r} can't be created", answer)
+        name = str(request.get("name"))
+        if not _BUCKET_NAME.fullmatch(name):
+            raise GcsError(400, f"bucket {name!r} can't be created: invalid bucket name")
+        if name in self.buckets:
+            raise GcsError(409, f"The bucket {name} exists already")
+        resource = {"kind": "storage#bucket", "id": name, "location": "US", "storageClass": "STANDARD", "timeCreated": _now()}
+        self.buckets[name] = Bucket(resource=resource | {"metageneration": "0"})
+        return self.change_bucket(name, request)
 
-    async def remove_bucket(self, bucket: str) -> None:
+    def change_bucket(self, name: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Change what is said of a bucket; describes it."""
+        for feature in ("versioning", "hierarchicalNamespace"):
+            if (changes.get(feature) or {}).get("enabled"):
+                raise GcsError(501, f"This server has no {feature}")
+        resource = self.bucket(name).resource
+        resource |= _changed({**resource, **changes}, int(resource["metageneration"]) + 1, _now())
+        return resource
+
+    def delete_bucket(self, name: str) -> None:
+        """Delete an empty bucket."""
+        if self.bucket(name).objects:
+            raise GcsError(409, f"The bucket you tried to delete is not empty: {name}")
+        self.remove_bucket(name)
+
+    def remove_bucket(self, name: str) -> None:
         """Delete a bucket with everything in it; one that is missing is fine."""
-        status, listed = await self._backend.call("GET", f"{bucket_path(bucket)}/o")
-        while status == 200 and listed.get("items"):
-            for item in listed["items"]:
-                async with self._changing(bucket, item["name"]):
-                    await self._backend.call("DELETE", object_path(bucket, item["name"]))
-                    self._extras.pop((bucket, item["name"]), None)
-            status, listed = await self._backend.call("GET", f"{bucket_path(bucket)}/o")
-        await self._backend.call("DELETE", bucket_path(bucket))
-        self._pace.forget(bucket)
+        self.buckets.pop(name, None)
+        self._pace.forget(name)
 
     # ------------------------------------------------------------ inside
 
-    def _changing(self, bucket: str, name: str) -> asyncio.Lock:
-        """Held while an object is looked at and then changed. It lives as long as somebody holds or awaits it."""
-        lock = self._locks.get((bucket, name))
-        if lock is None:
-            lock = self._locks[bucket, name] = asyncio.Lock()
-        return lock
-
-    async def _existing(self, bucket: str, name: str, generation: int | None = None) -> dict[str, Any]:
-        found = await self.look_up(bucket, name, generation)
-        if found is None:
+    def _existing(self, bucket: str, name: str, generation: int | None) -> StoredObject:
+        found = self.bucket(bucket).objects.get(name)
+        if found is None or generation not in (None, int(found.resource["generation"])):
             raise no_such_object(bucket, name)
         return found
 
-    def _check(self, operation: Operation, found: Mapping[str, Any] | None, *, reading: bool = False) -> None:
+    def _check(self, conditions: Conditions, found: StoredObject | None, bucket: str, name: str, *, reading: bool = False) -> None:
         if self.strict:
-            what = f"{operation.bucket}/{operation.name}"
-            Conditions.from_query(operation.query).check(_version(found), what, reading=reading)
+            version = ABSENT if found is None else Version.of(found.resource)
+            conditions.check(version, f"{bucket}/{name}", reading=reading)
 
     def _check_pace(self, bucket: str, name: str) -> None:
         if not self._pace.allows(bucket, name):
@@ -306,16 +291,23 @@ class Objects:
                 "Please reduce your request rate.",
             )
 
-    def _changed(self, bucket: str, name: str, extra: _Extra | None) -> None:
-        self._pace.changed(bucket, name)
-        if extra is None:
-            self._extras.pop((bucket, name), None)
-        else:
-            self._extras[bucket, name] = extra
+    def _put(self, objects: dict[str, StoredObject], resource: Mapping[str, Any], content: bytes) -> Mapping[str, Any]:
+        objects[resource["name"]] = StoredObject(resource=resource, content=content)
+        self._pace.changed(resource["bucket"], resource["name"])
+        return resource
 
-    def _extra(self, bucket: str, name: str, generation: int) -> _Extra:
-        extra = self._extras.get((bucket, name))
-        return extra if extra is not None and extra.generation == generation else _Extra(generation=generation)
+
+CHECKSUMS = {"crc32c": "crc32c", "md5": "md5Hash"}  # as a header calls it → as the JSON API does
+
+
+def crc32c(content: bytes) -> str:
+    """As `crc32c` in an object's description."""
+    return base64.b64encode(google_crc32c.value(content).to_bytes(4, "big")).decode()
+
+
+def md5(content: bytes) -> str:
+    """As `md5Hash` in an object's description."""
+    return base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -333,16 +325,15 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _version(resource: Mapping[str, Any] | None) -> Version:
-    return ABSENT if resource is None else Version.of(resource)
+def _changed(resource: Mapping[str, Any], metageneration: int, now: str) -> dict[str, Any]:
+    """The same with what changes whenever something does."""
+    etag = base64.b64encode(f"{resource.get('generation', '')}/{metageneration}".encode()).decode()
+    return {**resource, "metageneration": str(metageneration), "etag": etag, "updated": now}
 
 
-def _etag(extra: _Extra) -> str:
-    # It changes with the metadata too, as Cloud Storage's does; the backend's is the MD5, equal for equal bytes.
-    return base64.b64encode(f"{extra.generation}/{extra.metageneration}".encode()).decode()
+def _access(entity: Any, role: str) -> dict[str, Any]:
+    return {"kind": "storage#objectAccessControl", "entity": entity, "role": role}
 
 
-def _expect(status: int, what: str, answer: Any) -> None:
-    if status != 200:
-        message = answer.get("error", {}).get("message", "") if isinstance(answer, dict) else ""
-        raise GcsError(status, f"{what}: {message}")
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -41,7 +41,6 @@ _COMPOSE = re.compile(rf"{_PREFIX}/b/([^/]+)/o/([^/]+)/compose")
 _ACCESS = re.compile(rf"{_PREFIX}/b/([^/]+)/o/([^/]+)/acl(?:/[^/]+)?")
 _UPLOAD = re.compile(r"(?:/resumable)?/upload/storage/v1/b/([^/]+)/o/?")
 _BATCH = re.compile(r"/batch(?:/storage/v1)?/?")
-_PASSED_ON = re.compile(rf"{_PREFIX}/b/([^/]+)/(?:storageLayout|acl|defaultObjectAcl|iam|notificationConfigs)(?:/.*)?")
 
 _BUCKET_KINDS: dict[str, Kind] = {"GET": "get_bucket", "DELETE": "delete_bucket"}
 _OBJECT_KINDS: dict[str, Kind] = {"GET": "get_meta", "HEAD": "get_meta", "DELETE": "delete", "PATCH": "patch", "PUT": "patch"}
@@ -94,7 +93,7 @@ def parse(method: str, target: str, headers: Mapping[str, str]) -> Operation:
         headers: for a method override.
 
     Raises:
-        GcsError: 501, a request that this server doesn't have. Nothing unknown reaches the backend: it would act without conditions.
+        GcsError: 501, a request that this server doesn't have. Nothing unknown is carried out.
     """
     path, _, query_text = target.partition("?")
     query = dict(parse_qsl(query_text, keep_blank_values=True))
@@ -130,8 +129,6 @@ def parse(method: str, target: str, headers: Mapping[str, str]) -> Operation:
         return operation("list_buckets" if method == "GET" else "write_bucket")
     if found := _BUCKET.fullmatch(path):
         return operation(_BUCKET_KINDS.get(method, "write_bucket"), found.group(1))
-    if found := _PASSED_ON.fullmatch(path):
-        return operation("other", found.group(1))
     raise GcsError(
         501, f"This server has the JSON API of Cloud Storage only, not {method} {path} (the XML API, signed URLs or gRPC)"
     )

@@ -7,12 +7,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
 from raystate.core.formats.errors import ConfigError
 from raystate.testing.gcs.answers import ConnectionCutError, GcsAnswer, GcsError, json_answer
-from raystate.testing.gcs.backend_client import BackendClient, bucket_path
 from raystate.testing.gcs.batch import join_answers, parse_batch
 from raystate.testing.gcs.conditions import Conditions
 from raystate.testing.gcs.counts import Counters, LoggedRequest, WritePace
@@ -21,8 +19,8 @@ from raystate.testing.gcs.fields import show
 from raystate.testing.gcs.listing import list_buckets, list_objects
 from raystate.testing.gcs.objects import Objects, parse_json
 from raystate.testing.gcs.operations import Operation, parse
-from raystate.testing.gcs.uploads import Sessions, Upload, check_checksums, read_upload
-from raystate.testing.gcs.wire import close, read_body, reset, send, send_half
+from raystate.testing.gcs.uploads import Sessions, Upload, checksums, read_upload
+from raystate.testing.gcs.wire import reset, send, send_half
 
 CONTROL = "/_raystate/"  # requests for the server itself; no client of Cloud Storage uses such a path
 _NOT_IN_A_BATCH = ("upload", "upload_start", "upload_chunk", "upload_cancel", "get_media", "batch")
@@ -30,41 +28,29 @@ _MAKING = ("upload", "upload_chunk")
 
 
 class Proxy:
-    """Everything between the clients and the backend.
+    """Everything between the clients and the objects.
 
     Args:
-        session: for requests to the backend.
-        backend_url: where the backend is.
         strict: whether preconditions count.
         writes_per_object_s: see `Counts.too_soon`; None: only counted.
         rules: faults from the start.
     """
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        backend_url: str,
-        *,
-        strict: bool = True,
-        writes_per_object_s: float | None = None,
-        rules: tuple[FaultRule, ...] = (),
-    ):
+    def __init__(self, *, strict: bool = True, writes_per_object_s: float | None = None, rules: tuple[FaultRule, ...] = ()):
         self.counters = Counters()
         self.faults = Faults(rules)
         self._pace = WritePace(self.counters.record_too_soon)
         self._pace.limit_per_s = writes_per_object_s
-        self._backend = BackendClient(session, backend_url)
-        self.objects = Objects(self._backend, self._pace)
+        self.objects = Objects(self._pace)
         self.objects.strict = strict
         self._sessions = Sessions(self.objects)
-        self._running: set[asyncio.Task[Any]] = set()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one HTTP request."""
-        body = await read_body(request)
+        body = await request.read()
         target = request.raw_path
         if target.startswith(CONTROL):
-            return await send(request, await self._control(request.method, target.removeprefix(CONTROL), body))
+            return send(self._control(request.method, target.removeprefix(CONTROL), body))
         self.counters.requests += 1
         try:
             answer, rule = await self._perform(request.method, target, request.headers, body, f"http://{request.host}")
@@ -72,7 +58,7 @@ class Proxy:
             return reset(request)
         if rule is not None and rule.mode == "truncate":
             return await send_half(request, answer)
-        return await send(request, answer, corrupt=rule is not None and rule.mode == "corrupt" and answer.status < 400)
+        return send(answer, corrupt=rule is not None and rule.mode == "corrupt" and answer.status < 400)
 
     # ------------------------------------------------------------ one operation
 
@@ -116,18 +102,8 @@ class Proxy:
                     self._count(operation, at_s, body, 0, carried_out=False, rule=rule)
                 raise ConnectionCutError
 
-        # An operation that has begun is carried out even if its client is gone, as in a real
-        # service.
-        task = asyncio.create_task(self._carry_out(operation, upload, headers, body, base_url, in_batch, at_s, rule))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        try:
-            answer = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_close_answer)
-            raise
+        answer = await self._carry_out(operation, upload, headers, body, base_url, in_batch, at_s, rule)
         if rule is not None and (rule.mode == "reset_after_commit" or (rule.mode == "truncate" and in_batch)):
-            close(answer)
             raise ConnectionCutError
         return answer, rule
 
@@ -141,74 +117,66 @@ class Proxy:
             if operation.kind == "batch":
                 answer = await self._batch(headers, body, base_url)
             else:
-                answer = await self._execute(operation, upload, headers, body, base_url)
+                answer = self._execute(operation, upload, headers, body, base_url)
         except ConnectionCutError:  # by a part of a batch
             self._count(operation, at_s, body, 0, carried_out=True, rule=rule)
             raise
         except GcsError as error:
             answer = error.answer()
-        except aiohttp.ClientError as error:
-            answer = GcsError(500, f"The backend failed: {error!r}").answer()
         cut = rule is not None and rule.mode == "reset_after_commit"
         carried_out = answer.status < 400
         self._count(operation, at_s, body, 0 if cut else answer.status, carried_out=carried_out, rule=rule, answer=answer)
         return answer
 
-    async def _execute(
+    def _execute(
         self, operation: Operation, upload: Upload | None, headers: Mapping[str, str], body: bytes, base_url: str
     ) -> GcsAnswer:
         objects, query = self.objects, operation.query
         match operation.kind:
             case "upload" | "upload_chunk" if upload is None:
-                return await self._sessions.send(operation, headers, body)
+                return self._sessions.send(operation, headers, body)
             case "upload":
                 assert upload is not None
-                await check_checksums(upload.metadata, headers, upload.content)
+                sums = checksums(upload.metadata, headers, upload.content)
                 conditions = Conditions.from_query(query)
-                return show(await objects.insert(operation, upload.metadata, upload.content, conditions), query)
+                return show(objects.insert(operation, upload.metadata, upload.content, sums, conditions), query)
             case "upload_start":
-                return await self._sessions.start(operation, headers, body, base_url)
+                return self._sessions.start(operation, headers, body, base_url)
             case "upload_cancel":
                 return self._sessions.cancel(operation)
             case "get_media":
-                return await objects.read_media(operation, headers)
+                return objects.read_media(operation, headers)
             case "get_meta":
                 if operation.method == "HEAD":
-                    return await objects.read_media(operation, headers)
-                return show(await objects.read_metadata(operation), query)
+                    return objects.read_media(operation, headers)
+                return show(objects.read_metadata(operation), query)
             case "list":
-                return show(await list_objects(self._backend, objects, operation.bucket, query), query)
+                return show(list_objects(objects, operation.bucket, query), query)
             case "delete":
-                await objects.delete(operation)
+                objects.delete(operation)
                 return GcsAnswer(status=204)
             case "patch":
-                return show(await objects.patch(operation, body), query)
+                return show(objects.patch(operation, body), query)
             case "rewrite":
-                copied = await objects.rewrite(operation, body)
+                copied = objects.rewrite(operation, body)
                 return show(copied if operation.verb == "copyTo" else _rewritten(copied), query)
             case "compose":
-                return show(await objects.compose(operation, body), query)
+                return show(objects.compose(operation, body), query)
             case "list_buckets":
-                return show(await list_buckets(self._backend, query), query)
-            case _:
-                return await self._pass_on(operation, body)
-
-    async def _pass_on(self, operation: Operation, body: bytes) -> GcsAnswer:
-        """Buckets and the like: what the backend does well enough."""
-        if operation.kind == "write_bucket":
-            wanted = parse_json(body)
-            for feature in ("versioning", "hierarchicalNamespace"):
-                if (wanted.get(feature) or {}).get("enabled"):
-                    raise GcsError(501, f"This server has no {feature}")
-        status, value = await self._backend.call(operation.method, operation.target, body)
-        if operation.kind == "delete_bucket":
-            if status == 200:
+                return show(list_buckets(objects, query), query)
+            case "get_bucket":
+                return show(objects.bucket(operation.bucket).resource, query)
+            case "write_bucket":
+                change = parse_json(body)
+                name = operation.bucket
+                return show(objects.change_bucket(name, change) if name else objects.create_bucket(change), query)
+            case "delete_bucket":
+                objects.delete_bucket(operation.bucket)
                 return GcsAnswer(status=204)
-            if status == 412:  # Cloud Storage calls it a conflict
-                raise GcsError(409, f"The bucket you tried to delete is not empty: {operation.bucket}")
-        if status >= 400:
-            raise GcsError(status, value.get("error", {}).get("message") or f"{operation.method} {bucket_path(operation.bucket)}")
-        return show(value, operation.query) if isinstance(value, dict) else json_answer(value)
+            case "other":
+                return json_answer({"items": objects.read_metadata(operation)["acl"]})
+            case _:
+                raise AssertionError(operation.kind)
 
     async def _batch(self, headers: Mapping[str, str], body: bytes, base_url: str) -> GcsAnswer:
         parts = parse_batch(headers.get("Content-Type", ""), body)
@@ -237,31 +205,33 @@ class Proxy:
             target=operation.target,
             status=status,
             bytes_up=len(body),
-            bytes_down=0 if answer is None or status == 0 else answer.body_bytes,
+            bytes_down=0 if answer is None or status == 0 else len(answer.body),
             fault="" if rule is None else rule.mode,
         )
         self.counters.record(entry, carried_out=carried_out)
 
     # ------------------------------------------------------------ the server itself
 
-    async def _control(self, method: str, target: str, body: bytes) -> GcsAnswer:
+    def _control(self, method: str, target: str, body: bytes) -> GcsAnswer:
         """Requests that no fault acts on, and that count nowhere."""
         try:
-            return json_answer(await self._controlled(method, target, body))
+            return json_answer(self._controlled(method, target, body))
         except ConfigError as error:
             return json_answer({"message": error.message, "field": error.field}, 400)
         except GcsError as error:
             return json_answer({"message": error.message, "field": target}, 400)
 
-    async def _controlled(self, method: str, target: str, body: bytes) -> Any:
+    def _controlled(self, method: str, target: str, body: bytes) -> Any:
         match method, target:
             case "GET", "health":
                 return {"ok": True}
             case "PUT", "buckets":
-                await self.objects.create_bucket(parse_json(body)["name"])
+                wanted = parse_json(body)
+                if wanted["name"] not in self.objects.buckets:
+                    self.objects.create_bucket(wanted)
                 return {}
             case "DELETE", "buckets":
-                await self.objects.remove_bucket(parse_json(body)["name"])
+                self.objects.remove_bucket(parse_json(body)["name"])
                 return {}
             case "PUT", "faults":
                 self.faults.replace(parse_rules(body.decode()))
@@ -291,8 +261,3 @@ def _rewritten(resource: Mapping[str, Any]) -> dict[str, Any]:
     """A rewrite that was done at once, as all are here."""
     size = resource["size"]
     return {"kind": "storage#rewriteResponse", "totalBytesRewritten": size, "objectSize": size, "done": True, "resource": resource}
-
-
-def _close_answer(task: asyncio.Task[GcsAnswer]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        close(task.result())

@@ -106,6 +106,6 @@ class GcsServer(GcsControl):
         try:
             process.wait(ENDS_S)
         except subprocess.TimeoutExpired:
-            process.kill()  # the backend goes with it
+            process.kill()
             process.wait()
         process.stdout.close()

@@ -1,4 +1,4 @@
-"""The process around backend and proxy: starts both, says that they are ready, waits for the end, takes everything down."""
+"""The process around the proxy: starts it, says that it is ready, waits for the end, takes it down."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-import aiohttp
 from aiohttp import web
 
-from raystate.testing.gcs.backend import Backend, BackendError
 from raystate.testing.gcs.faults import FaultRule
 from raystate.testing.gcs.proxy import Proxy
 from raystate.waits import MOMENT_S
@@ -43,7 +41,6 @@ async def serve(
         ready: called with the server's URL once it answers.
 
     Raises:
-        BackendError: the backend doesn't start, or ended.
         GcsError: a bucket can't be created.
         OSError: the port is taken.
     """
@@ -54,46 +51,26 @@ async def serve(
     if lifeline:
         loop.add_reader(sys.stdin.fileno(), _on_lifeline, loop, stop)
 
-    backend = await Backend.start()
-    # Connections stay open; a request that takes long (a big upload) has no limit.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3600)
+    proxy = Proxy(strict=strict, writes_per_object_s=writes_per_object_s, rules=rules)
+    for bucket in buckets:
+        proxy.objects.create_bucket({"name": bucket})
+    app = web.Application(client_max_size=0)
+    app.router.add_route("*", "/{path:.*}", proxy.handle)
+    # A client that goes away cancels what waits for it alone. Bodies stay as they were sent.
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, auto_decompress=False, read_bufsize=_READ_BYTES,
+        shutdown_timeout=MOMENT_S,
+    )  # fmt: skip
+    await runner.setup()
     try:
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False, read_bufsize=_READ_BYTES
-        ) as session:
-            proxy = Proxy(session, backend.url, strict=strict, writes_per_object_s=writes_per_object_s, rules=rules)
-            for bucket in buckets:
-                await proxy.objects.create_bucket(bucket)
-            app = web.Application()
-            app.router.add_route("*", "/{path:.*}", proxy.handle)
-            # A client that goes away cancels what waits for it alone (see `Proxy`). Bodies stay as they were sent.
-            runner = web.AppRunner(
-                app, access_log=None, handler_cancellation=True, auto_decompress=False, read_bufsize=_READ_BYTES,
-                shutdown_timeout=MOMENT_S,
-            )  # fmt: skip
-            await runner.setup()
-            try:
-                site = web.TCPSite(runner, host, port, backlog=1024)
-                await site.start()
-                ready(f"http://{host}:{runner.addresses[0][1]}")
-                await _wait(stop, backend)
-            finally:
-                await runner.cleanup()
+        await web.TCPSite(runner, host, port, backlog=1024).start()
+        ready(f"http://{host}:{runner.addresses[0][1]}")
+        await stop.wait()
     finally:
-        await backend.stop()
+        await runner.cleanup()
 
 
 def _on_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     if not os.read(sys.stdin.fileno(), 4096):
         loop.remove_reader(sys.stdin.fileno())
         stop.set()
-
-
-async def _wait(stop: asyncio.Event, backend: Backend) -> None:
-    stopping, ending = asyncio.create_task(stop.wait()), asyncio.create_task(backend.ended())
-    await asyncio.wait([stopping, ending], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    ended = ending.done() and not stop.is_set()
-    ending.cancel()
-    if ended:
-        raise BackendError(ending.result())

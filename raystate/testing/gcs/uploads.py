@@ -1,13 +1,7 @@
-"""Uploads: what a request carries, and resumable uploads, which are collected here until they are complete.
-
-The backend's own resumable uploads take a question how far an upload is for its end, and a chunk that is sent again for new bytes.
-"""
+"""Uploads: what a request carries, and resumable uploads, which are collected here until they are complete."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import hashlib
 import re
 import secrets
 from collections.abc import Mapping
@@ -15,17 +9,14 @@ from dataclasses import dataclass, field
 from email.message import Message
 from typing import Any
 
-import google_crc32c
-
 from raystate.testing.gcs.answers import GcsAnswer, GcsError
 from raystate.testing.gcs.conditions import Conditions
 from raystate.testing.gcs.fields import show
-from raystate.testing.gcs.objects import Objects, parse_json
+from raystate.testing.gcs.objects import CHECKSUMS, Objects, crc32c, md5, parse_json
 from raystate.testing.gcs.operations import Operation
 
 _CHUNK_BYTES = 256 * 1024  # what arrives before the end of a resumable upload is kept in multiples of it
 _DEFAULT_TYPE = "application/octet-stream"
-_OFF_LOOP_BYTES = 1 << 20  # checksums of more than this are computed in a thread, so that other requests go on
 _NAME_BYTES = 1024  # the longest name
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+|\*)|\*)/(\d+|\*)")
@@ -41,7 +32,7 @@ class Upload:
     """
 
     metadata: Mapping[str, Any]
-    content: bytes | memoryview
+    content: bytes
 
 
 def read_upload(operation: Operation, headers: Mapping[str, str], body: bytes) -> tuple[Operation, Upload]:
@@ -85,30 +76,19 @@ def object_name(operation: Operation, metadata: Mapping[str, Any]) -> str:
     return name
 
 
-async def check_checksums(metadata: Mapping[str, Any], headers: Mapping[str, str], content: bytes | bytearray | memoryview) -> None:
-    """Refuse bytes that aren't those the client has checksummed.
+def checksums(metadata: Mapping[str, Any], headers: Mapping[str, str], content: bytes) -> dict[str, str]:
+    """The checksums that an object of these bytes is described with.
 
     Raises:
-        GcsError: 400, names the checksum.
+        GcsError: 400, the client has checksummed other bytes; names the checksum.
     """
     declared = dict(part.strip().split("=", 1) for part in headers.get("X-Goog-Hash", "").split(",") if "=" in part)
-    wanted = {"crc32c": metadata.get("crc32c") or declared.get("crc32c"), "md5": metadata.get("md5Hash") or declared.get("md5")}
-    if not any(wanted.values()):
-        return
-
-    def compute() -> dict[str, str]:
-        got: dict[str, str] = {}
-        if wanted["crc32c"]:
-            checksum = google_crc32c.value(bytes(content) if not isinstance(content, bytes) else content)
-            got["crc32c"] = base64.b64encode(checksum.to_bytes(4, "big")).decode()
-        if wanted["md5"]:
-            got["md5"] = base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
-        return got
-
-    got = compute() if len(content) < _OFF_LOOP_BYTES else await asyncio.to_thread(compute)
-    for algorithm, value in got.items():
-        if value != wanted[algorithm]:
-            raise GcsError(400, f"Provided {algorithm} {wanted[algorithm]!r} doesn't match calculated {algorithm} {value!r}")
+    got = {"crc32c": crc32c(content), "md5Hash": md5(content)}
+    for algorithm, key in CHECKSUMS.items():
+        wanted = metadata.get(key) or declared.get(algorithm)
+        if wanted and wanted != got[key]:
+            raise GcsError(400, f"Provided {algorithm} {wanted!r} doesn't match calculated {algorithm} {got[key]!r}")
+    return got
 
 
 # ------------------------------------------------------------ resumable uploads
@@ -162,8 +142,7 @@ class UploadSession:
     metadata: dict[str, Any]
     conditions: Conditions
     content: bytearray = field(default_factory=bytearray)
-    made: dict[str, Any] | None = None  # the object, once complete
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    made: Mapping[str, Any] | None = None  # the object, once complete
 
 
 class Sessions:
@@ -190,12 +169,12 @@ class Sessions:
                 pass  # is reported when it is carried out
         return operation.about(session.start.bucket, session.start.name, "upload" if completes else None)
 
-    async def start(self, operation: Operation, headers: Mapping[str, str], body: bytes, base_url: str) -> GcsAnswer:
+    def start(self, operation: Operation, headers: Mapping[str, str], body: bytes, base_url: str) -> GcsAnswer:
         """Begin one: its URL is in the answer's Location."""
         metadata = parse_json(body)
         operation = operation.about(operation.bucket, object_name(operation, metadata))
         conditions = Conditions.from_query(operation.query)
-        await self._objects.check_start(operation, conditions)
+        self._objects.check_start(operation, conditions)
         content_type = metadata.get("contentType") or headers.get("X-Upload-Content-Type")
         if content_type:
             metadata["contentType"] = content_type
@@ -206,32 +185,28 @@ class Sessions:
             headers={"Location": location, "X-GUploader-UploadID": upload_id, "Content-Type": "text/plain; charset=utf-8"}
         )
 
-    async def send(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> GcsAnswer:
+    def send(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> GcsAnswer:
         """Take a chunk; the last one makes the object. The answer says how far the upload is, or describes the object."""
         session = self._find(operation)
-        async with session.lock:
-            if session.made is not None:  # asked again: the answer was lost
-                return show(session.made, session.start.query)
-            sent = ContentRange.parse(headers.get("Content-Range"), len(body))
-            held = len(session.content)
-            if sent.first is not None:
-                if sent.first > held:
-                    raise GcsError(400, f"Bytes from {sent.first} on were sent, but only {held} bytes have arrived before them")
-                session.content += memoryview(body)[held - sent.first :]  # bytes that are here already were sent again
-            if not sent.ends(held):
-                if sent.first is not None:
-                    del session.content[max(held, len(session.content) // _CHUNK_BYTES * _CHUNK_BYTES) :]
-                return _incomplete(len(session.content), headers)
-            metadata = {**session.metadata}
-            metadata.setdefault("contentType", headers.get("Content-Type") or _DEFAULT_TYPE)
-            try:
-                await check_checksums(metadata, headers, session.content)
-                session.made = await self._objects.insert(session.start, metadata, session.content, session.conditions)
-            except BaseException:
-                session.content = session.content[:held]  # the last chunk may be sent again
-                raise
-            session.content = bytearray()
+        if session.made is not None:  # asked again: the answer was lost
             return show(session.made, session.start.query)
+        sent = ContentRange.parse(headers.get("Content-Range"), len(body))
+        held = len(session.content)
+        if sent.first is not None:
+            if sent.first > held:
+                raise GcsError(400, f"Bytes from {sent.first} on were sent, but only {held} bytes have arrived before them")
+            session.content += memoryview(body)[held - sent.first :]  # bytes that are here already were sent again
+        if not sent.ends(held):
+            if sent.first is not None:
+                del session.content[max(held, len(session.content) // _CHUNK_BYTES * _CHUNK_BYTES) :]
+            return _incomplete(len(session.content), headers)
+        metadata = {"contentType": headers.get("Content-Type") or _DEFAULT_TYPE, **session.metadata}
+        content = bytes(session.content)
+        del session.content[held:]  # the last chunk may be sent again
+        sums = checksums(metadata, headers, content)
+        session.made = self._objects.insert(session.start, metadata, content, sums, session.conditions)
+        session.content = bytearray()
+        return show(session.made, session.start.query)
 
     def cancel(self, operation: Operation) -> GcsAnswer:
         self._find(operation)
@@ -255,7 +230,7 @@ def _incomplete(held: int, headers: Mapping[str, str]) -> GcsAnswer:
 # ------------------------------------------------------------ multipart/related
 
 
-def _split_related(content_type: str, body: bytes) -> tuple[dict[str, Any], str, memoryview]:
+def _split_related(content_type: str, body: bytes) -> tuple[dict[str, Any], str, bytes]:
     """Metadata, content type and content of a multipart upload; lines may end in CR LF or, as gcsfs's do, in LF."""
     header = Message()
     header["Content-Type"] = content_type
@@ -279,4 +254,4 @@ def _split_related(content_type: str, body: bytes) -> tuple[dict[str, Any], str,
         if colon:
             part[name.strip()] = value.strip()
     metadata = parse_json(body[head + len(blank) : second])
-    return metadata, part.get("Content-Type", ""), memoryview(body)[start + len(blank) : max(end, start + len(blank))]
+    return metadata, part.get("Content-Type", ""), body[start + len(blank) : max(end, start + len(blank))]
