@@ -1,9 +1,12 @@
-"""The search for a seed that shows a planted bug."""
+"""Planted bugs, and the search for a seed that shows one."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -25,3 +28,12 @@ def search(name: str, known: int | None, seeds: int, shows: Callable[[int], bool
                 warnings.warn(f"{name}: found by seed {seed} after {tries} tries: write it down as known", stacklevel=2)
             return
     pytest.fail(f"{name}: not found with {seeds} seeds")
+
+
+@contextlib.contextmanager
+def planted(*patches: tuple[Any, str, Any], shells: Iterable[str] = ()) -> Iterator[frozenset[str]]:
+    """A bug: (owner, name, other value) of each thing that is replaced; and the bugs of the simulator's shells, by name."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in patches:
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield frozenset(shells)

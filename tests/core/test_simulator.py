@@ -36,30 +36,8 @@ KNOWN = {
 }
 
 
-# Failures of the past.
-KEPT = (
-    2010,  # a step that was saved once more overtakes its own first snapshot (the check was wrong)
-    4091,  # a host that had just come back was given up on by a restore that had waited long for others
-    15049,  # a step that its new owner had retired, restored by the word of one that had slept (the check was wrong)
-    6927,  # a promised step that is saved once more as the run ends
-    10957,  # a host that spoke, and that the question had not reached yet, was given up by a restore, and a stable step with it
-    5778,  # a host that slept beyond its deadline
-    620,  # a stop withdrawn from one worker group was shown to the next, which agreed and waited for ever
-)
-
-
-LONG_EVENTS = 260
-# More than one thing goes wrong at a time, and what was left behind by the first meets the second.
-LONG_KEPT = (
-    36,  # who repeated its flush began to wait anew, and waited for ever
-    2429,  # a worker group's end called all lost that a rank waited for, also what was durable
-    211,  # the same of a step that was being published
-    441,  # a host whose one lost heartbeat was as long as the deadline (the check was wrong)
-    1421,  # a Coordinator that had slept settled a restore, and its successor knew nothing of what came then (the check was wrong)
-    2170,  # a choice of one that had slept, taken for its successor's (the check was wrong)
-    37,  # a new Coordinator that had not read the whole log called a step lost that had been durable, and was retired
-    1609,  # a new Coordinator and its predecessor do not agree on whether a step is due again (the check was wrong)
-)
+LONG_EVENTS = 260  # more than one thing goes wrong at a time, and what was left behind by the first meets the second
+LONG_SEEDS = 20
 
 
 def chunks(seeds: int, size: int, *what: int) -> list[Any]:
@@ -75,16 +53,10 @@ def test_invariants_hold_in_all_schedules(first: int):
         assert result.events >= 50 and result.faults >= 3 and result.durable_step >= 0, seed
 
 
-@pytest.mark.parametrize("seed", KEPT)
-def test_what_failed_once(seed: int):
-    result = simulate(seed, events=EVENTS)
-    assert result.ok, result.violation
-
-
-@pytest.mark.parametrize("seed", LONG_KEPT)
-def test_what_failed_once_in_a_longer_schedule(seed: int):
-    result = simulate(seed, events=LONG_EVENTS)
-    assert result.ok, result.violation
+def test_invariants_hold_in_longer_schedules():
+    for seed in range(LONG_SEEDS):
+        result = simulate(seed, events=LONG_EVENTS)
+        assert result.ok, "\n".join((*result.trace[-60:], result.violation))
 
 
 def test_same_seed_same_events():
@@ -95,7 +67,6 @@ def test_same_seed_same_events():
 
 # Found by no schedule of the first few thousand: they need schedules of their own.
 RARE = {"recovery believes old reports"}
-KNOWN_LONG = {"retention by number alone": 1779}  # found in LONG_EVENTS
 
 
 # Hardly any schedule shows them (no one of the first few thousand). A test of the machine itself is red with each of them.
@@ -118,7 +89,7 @@ def test_planted_bug_is_found_by_a_test_of_the_machine(name: str, monkeypatch: p
             DIRECT[name]()
 
 
-SEARCHED = [name for name in MUTATIONS if name not in DIRECT and name not in KNOWN_LONG]
+SEARCHED = [name for name in MUTATIONS if name not in DIRECT]
 
 
 def find(name: str, known: int | None, seeds: int, play_seed: Callable[[int], Result]) -> None:
@@ -135,13 +106,6 @@ def find(name: str, known: int | None, seeds: int, play_seed: Callable[[int], Re
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", KNOWN_LONG)
-def test_planted_bug_is_found_in_a_longer_schedule(name: str):
-    with MUTATIONS[name]() as flags:
-        find(name, KNOWN_LONG[name], SEEDS, lambda seed: simulate(seed, events=LONG_EVENTS, mutations=flags))
-
-
-@pytest.mark.more
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in SEARCHED])
 def test_planted_bug_is_found(name: str):
     with MUTATIONS[name]() as flags:
@@ -153,14 +117,6 @@ def test_planted_bug_is_found(name: str):
 COPY_SEEDS = SEEDS // 10
 COPY_CHUNK = 50
 COPY_EVENTS = 260
-
-COPIES_KEPT = (
-    416,  # a host that came back heard that nothing of what had been restored was to be kept, before it could say that it had it
-    885,  # a copy that a rollback gives up
-    1353,  # four snapshots were kept until the newest had its copies, for which no slot was left
-    1588,  # the last snapshot with copies was let go because the one that had been restored would not get any
-    1875,  # a host was lost while its last report was on the way
-)
 
 
 @pytest.mark.parametrize(("replicas", "first"), [*chunks(COPY_SEEDS, COPY_CHUNK, 1), *chunks(COPY_SEEDS // 2, COPY_CHUNK, 2)])
@@ -175,12 +131,6 @@ def test_invariants_hold_with_peer_copies(replicas: int, first: int):
             assert result.ok, "\n".join((*result.trace[-60:], result.violation))
 
 
-@pytest.mark.parametrize("seed", COPIES_KEPT)
-def test_what_failed_once_with_peer_copies(seed: int):
-    result = simulate(seed, events=COPY_EVENTS, replicas=1)
-    assert result.ok, result.violation
-
-
 KNOWN_WITH_COPIES = {"copy's slot is given away": 1746, "a growth taken back": 599}
 
 
@@ -193,19 +143,6 @@ def test_planted_bug_of_peer_copies_is_found(name: str):
 
 
 # ---------------------------------------------------------------- with two peer copies
-
-TWO_KEPT = (
-    (1776, True),  # a node was lost between two restores: what had most copies was let go, for it had not all any more
-    (3014, False),  # a host had lost a rank's word, and the Coordinator fell over a group whose newest step nobody had
-    (9220, True),  # a rank had its outcome from an earlier attempt, and got its answer to another question
-    (10519, False),  # a durable step was rolled back, its number taken again, and its promise called broken
-)
-
-
-@pytest.mark.parametrize(("seed", "rivals"), TWO_KEPT)
-def test_what_failed_once_with_two_peer_copies(seed: int, rivals: bool):
-    result = simulate(seed, events=COPY_EVENTS, replicas=2, rivals=rivals)
-    assert result.ok, result.violation
 
 
 @pytest.mark.more

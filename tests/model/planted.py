@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import raystate.arrays.tree as tree
-import raystate.core.coordinator.group as group
 import raystate.core.coordinator.journal as journal
 import raystate.core.coordinator.leaving as leaving
 import raystate.core.coordinator.saves as saves
@@ -29,18 +28,7 @@ import raystate.runtime.slot_store as slot_store
 from raystate.core.formats.host_messages import Connected, Kill
 from raystate.core.formats.messages import SnapshotId
 from raystate.core.formats.words import host_word_to_json
-
-
-@contextlib.contextmanager
-def _patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
-    before = [(target, name, target.__dict__[name]) for target, name, _ in patches]
-    for target, name, value in patches:
-        setattr(target, name, value)
-    try:
-        yield
-    finally:
-        for target, name, value in before:
-            setattr(target, name, value)
+from tests.searching import planted
 
 
 def _old_slots_are_a_dead_trainers() -> Any:
@@ -54,7 +42,7 @@ def _old_slots_are_a_dead_trainers() -> Any:
         if old not in (-1, event.set_index):
             self._out.append(Kill(pid=event.pid, rank=event.rank, reason="it holds the slots of a dead trainer"))
 
-    return _patched((host.Host, "_connected", connected))
+    return planted((host.Host, "_connected", connected))
 
 
 def _abandoned_copies_go_on() -> Any:
@@ -73,22 +61,17 @@ def _abandoned_copies_go_on() -> Any:
         del self
         yield
 
-    return _patched((pipeline.Pipeline, "begin", begin), (pipeline.Pipeline, "paused", paused))
+    return planted((pipeline.Pipeline, "begin", begin), (pipeline.Pipeline, "paused", paused))
 
 
 def _retention_by_number() -> Any:
     """(3, 8) Retention keeps the highest numbers, whatever past they are of."""
-    return _patched((saves.Saves, "_kept_at", staticmethod(lambda kept, _: frozenset(kept))))
-
-
-def _judged_on_older_reports() -> Any:
-    """(3, 21) Questions are answered on reports that are older than what the asker has said."""
-    return _patched((group.Group, "heard", lambda *_: True))
+    return planted((saves.Saves, "_kept_at", staticmethod(lambda kept, _: frozenset(kept))))
 
 
 def _the_last_step_is_not_kept() -> Any:
     """(4) close() trusts that the last step was made durable."""
-    return _patched((newest.NewestSave, "make_durable", lambda _: None))
+    return planted((newest.NewestSave, "make_durable", lambda _: None))
 
 
 def _a_repeat_is_the_same_save() -> Any:
@@ -105,12 +88,12 @@ def _a_repeat_is_the_same_save() -> Any:
             self.kept = SnapshotId(self.kept.lineage, self.kept.step, 0)
         return dataclasses.replace(decision, again=0, word=self.word())
 
-    return _patched((trainer.Trainer, "on_save", on_save))
+    return planted((trainer.Trainer, "on_save", on_save))
 
 
 def _tables_do_not_grow() -> Any:
     """(6) The table has a fixed room, and a step that doesn't fit is dropped in silence."""
-    return _patched(
+    return planted(
         (room, "table_bytes_of", lambda *_: 4096),
         (pipeline.Pipeline, "_break_promise", lambda _self, job, _why: job.held.release()),
     )
@@ -127,17 +110,17 @@ def _long_words_are_not_sent() -> Any:
         if len(host_word_to_json(command.word)) < LONG_BYTES:
             real(self, command)
 
-    return _patched((slot_store.SlotStore, "speak", speak))
+    return planted((slot_store.SlotStore, "speak", speak))
 
 
 def _steps_of_another_past_are_taken() -> Any:
     """(8) save() takes a step that storage holds of another past."""
-    return _patched((trainer.Trainer, "_refuse_other_pasts", lambda *_: None))
+    return planted((trainer.Trainer, "_refuse_other_pasts", lambda *_: None))
 
 
 def _a_failed_save_leaves_traces() -> Any:
     """(11, 12) What was decided stays decided although the bytes could not be kept."""
-    return _patched((trainer.Trainer, "put_back", lambda *_: None))
+    return planted((trainer.Trainer, "put_back", lambda *_: None))
 
 
 def _checked_after_the_decision() -> Any:
@@ -150,7 +133,7 @@ def _checked_after_the_decision() -> Any:
             facade.check_metrics({"custom": "is not a number"})
         return decision
 
-    return _patched(
+    return planted(
         (facade, "check_custom", lambda custom: {"bad": 1} if isinstance(custom, set) else custom),
         (pipeline.Pipeline, "_decide", decide),
     )
@@ -163,7 +146,7 @@ def _due_saves_wait() -> Any:
         while not has_slot(pace.AGAIN_S):
             pass
 
-    return _patched(
+    return planted(
         (pace.StoragePace, "wait_for_slot", wait),
         (storage_watch.StorageWatch, "room", 1_000_000),
     )
@@ -176,17 +159,17 @@ def _text_is_a_metric() -> Any:
     def check(metrics: Any) -> Any:
         return real({name: 0.0 if isinstance(value, str) else value for name, value in (metrics or {}).items()})
 
-    return _patched((facade, "check_metrics", check))
+    return planted((facade, "check_metrics", check))
 
 
 def _a_run_is_released_under_a_new_group() -> Any:
     """Found by the model: who joins while the run ends is let in."""
-    return _patched((leaving.Leaving, "is_settled", False))
+    return planted((leaving.Leaving, "is_settled", False))
 
 
 def _slots_are_replaced_while_one_is_to_be_filled() -> Any:
     """Found by the model: new slots although a copy into one of the old is decided and has not begun."""
-    return _patched((pipeline.Pipeline, "_is_idle", lambda self: self._running is None))
+    return planted((pipeline.Pipeline, "_is_idle", lambda self: self._running is None))
 
 
 def _a_restored_step_counts_as_durable() -> Any:
@@ -199,7 +182,7 @@ def _a_restored_step_counts_as_durable() -> Any:
             machine = self._pipeline.machine
             machine._safe = machine.newest
 
-    return _patched((restoring.Restoring, "_settled", settled))
+    return planted((restoring.Restoring, "_settled", settled))
 
 
 def _earlier_commits_are_forgotten() -> Any:
@@ -210,7 +193,7 @@ def _earlier_commits_are_forgotten() -> Any:
         real(self, entry)
         self.facts.retired = {}
 
-    return _patched((journal.Journal, "_arrived", arrived))
+    return planted((journal.Journal, "_arrived", arrived))
 
 
 def _another_dtype_is_the_same_state() -> Any:
@@ -220,24 +203,23 @@ def _another_dtype_is_the_same_state() -> Any:
     def fits(signature: tree.Signature, leaf: Any) -> bool:
         return real(signature._replace(dtype=getattr(leaf, "dtype", None)), leaf)
 
-    return _patched((tree, "_fits_leaf", fits))
+    return planted((tree, "_fits_leaf", fits))
 
 
 def _another_thread_saves_while_one_leaves() -> Any:
     """What was promised is counted, and then another thread's save says True."""
-    return _patched((session.Session, "is_left", False))
+    return planted((session.Session, "is_left", False))
 
 
 def _a_closed_generator_has_failed() -> Any:
     """GeneratorExit counts as an exception of the training: nothing is made durable, and Python swallows it."""
-    return _patched((facade, "is_clean_exit", lambda error: error is None))
+    return planted((facade, "is_clean_exit", lambda error: error is None))
 
 
 PLANTED: dict[str, Callable[[], Any]] = {
     "old slots are a dead trainer's": _old_slots_are_a_dead_trainers,
     "abandoned copies go on": _abandoned_copies_go_on,
     "retention by number": _retention_by_number,
-    "judged on older reports": _judged_on_older_reports,
     "the last step is not kept": _the_last_step_is_not_kept,
     "a repeat is the same save": _a_repeat_is_the_same_save,
     "tables do not grow": _tables_do_not_grow,

@@ -47,8 +47,6 @@ KEPT = 2  # steps that retention keeps
 class CoordinatorProc(Proc):
     """One process; asleep, it goes on exactly where it was."""
 
-    __slots__ = ("born_s", "core", "dead_before", "over", "world", "writer")
-
     def __init__(self, world: World, writer: str, dead: tuple[int, ...]):
         super().__init__()
         self.world = world

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING, cast
 
 from raystate.core.formats.messages import (
     Finish,
     LeaveReply,
+    Settings,
     StopAsked,
 )
+from tests.sim.coordinators import CoordinatorProc
 from tests.sim.network import Network
 from tests.sim.nodes import Node
-from tests.sim.storage import Violation
+from tests.sim.storage import Storage, Violation
 from tests.sim.trainers import Group, TrainerProc
 
 if TYPE_CHECKING:
@@ -24,23 +27,26 @@ LOOK_S = 2.0  # an elastic launcher looks so often whether there is room for mor
 class Launcher(Network):
     """The worker groups of a schedule, one after the other."""
 
-    nodes: list[Node]
-    replicas: int
-    ended: bool
-    groups: int
-    pending_start: bool
-    rolling_back: bool
-    restoring_next: bool
-    leaving_at: int
-    final: LeaveReply | None
-    is_elastic: bool
-    growths: int  # asked for
+    def __init__(self, storage: Storage, settings: Settings, rng: Random):
+        super().__init__(storage, settings, rng)
+        self.nodes: list[Node] = []
+        self.dead_first: tuple[int, ...] = ()
+        self.ended = False
+        self.groups = 0
+        self.pending_start = False
+        self.rolling_back = False  # the next group goes back to an older step
+        self.restoring_next = False  # the script restores at its next step
+        self.leaving_at = -1
+        self.final: LeaveReply | None = None
+        self.is_elastic = False
 
     def start_coordinator(self, dead: tuple[int, ...]) -> None:
-        raise NotImplementedError
+        proc = CoordinatorProc(cast("World", self), f"w{len(self.coordinators) + 1}", dead)
+        self.coordinators.append(proc)
+        self.on(proc, 0.1, proc.claim)
 
     def dead_attempts(self) -> tuple[int, ...]:
-        raise NotImplementedError
+        return self.dead_first + tuple(proc.core.attempt for proc in self.coordinators if not proc.alive and proc.core.attempt)
 
     # ---------------------------------------------------------------- groups
 
@@ -85,7 +91,6 @@ class Launcher(Network):
         if group is not self.group or self.healed or self.final is not None:
             return
         if sum(node.up for node in self.nodes) > len(group.members):
-            self.growths += 1
             self._deliver(StopAsked(reason="the run grows", within_s=None, group=group.name))
         self.at(LOOK_S, self._look, group)
 
@@ -176,17 +181,3 @@ class Launcher(Network):
     def finished(self, command: Finish) -> None:
         if not self.healed:
             raise Violation(f"finished before the end: {command.reason}")
-
-    def weaken(self, node: Node) -> None:
-        """A node is lost or cut off. Memory promises what the other nodes hold, at least what had its copies; else only storage does."""
-        if not self.replicas:
-            self.floor = -1
-            return
-        kept = self.held_without(node)
-        if self.safe_step > max(kept, self.storage.durable()):
-            raise Violation(f"copies: node {node.id} is lost, step {self.safe_step} had copies, and the others hold step {kept}")
-        self.safe_losses -= 1
-        if not self.safe_losses:
-            self.safe_step = -1
-        self.floor = min(self.floor, kept)
-        self.floor_after_loss = True

@@ -6,11 +6,9 @@ Some change core's decisions, by patching; others the simulated shells, by a nam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 from raystate.core.coordinator import agreement, copying, fresh_reports, group, journal, memory, restorable, saves
 from raystate.core.formats.host_messages import Empty
@@ -18,17 +16,7 @@ from raystate.core.formats.messages import EndTrainers, LiveStep, SnapshotId, St
 from raystate.core.host import copies, slot_sets, slots
 from raystate.core.host import machine as host
 from raystate.core.trainer import machine as trainer
-
-
-@contextmanager
-def _patched(target: Any, name: str, value: Any) -> Iterator[frozenset[str]]:
-    with mock.patch.object(target, name, value):
-        yield frozenset()
-
-
-@contextmanager
-def _shell(*names: str) -> Iterator[frozenset[str]]:
-    yield frozenset(names)
+from tests.searching import planted
 
 
 def _always(*_: Any) -> bool:
@@ -50,12 +38,7 @@ def _commit_without_coverage() -> Any:
             job.waiting = {event.host}
             real(self, event)
 
-    @contextmanager
-    def both() -> Iterator[frozenset[str]]:
-        with mock.patch.object(saves.Saves, "written", written):
-            yield frozenset({"no_coverage"})
-
-    return both()
+    return planted((saves.Saves, "written", written), shells={"no_coverage"})
 
 
 def _stop_step_overtaken() -> Any:
@@ -70,7 +53,7 @@ def _stop_step_overtaken() -> Any:
             return False, None
         return result
 
-    return _patched(trainer.Trainer, "_answer", answer)
+    return planted((trainer.Trainer, "_answer", answer))
 
 
 def _stop_without_waiting() -> Any:
@@ -84,7 +67,7 @@ def _stop_without_waiting() -> Any:
             return False, agreed
         return wait, agreed
 
-    return _patched(trainer.Trainer, "_answer", answer)
+    return planted((trainer.Trainer, "_answer", answer))
 
 
 def _mixed_lineages() -> Any:
@@ -110,16 +93,12 @@ def _mixed_lineages() -> Any:
     def complete(self: memory.Memory, key: Any) -> Any:
         return next((one for one in candidates(self) if one.step == key.step), None)
 
-    @contextmanager
-    def both() -> Iterator[frozenset[str]]:
-        with (
-            mock.patch.object(memory.Memory, "candidates", candidates),
-            mock.patch.object(memory.Memory, "believed", _always),
-            mock.patch.object(memory.Memory, "complete", complete),
-        ):
-            yield frozenset({"keep_slots"})
-
-    return both()
+    return planted(
+        (memory.Memory, "candidates", candidates),
+        (memory.Memory, "believed", _always),
+        (memory.Memory, "complete", complete),
+        shells={"keep_slots"},
+    )
 
 
 def _slot_reused_early() -> Any:
@@ -131,7 +110,7 @@ def _slot_reused_early() -> Any:
             return "planted"
         return real(snapshot, advice)
 
-    return _patched(slots, "why_free", why_free)
+    return planted((slots, "why_free", why_free))
 
 
 def _retention_takes_last() -> Any:
@@ -140,18 +119,13 @@ def _retention_takes_last() -> Any:
     def choose(live: list[LiveStep], *_: Any) -> list[tuple[int, str]]:
         return [(one.step, "retention") for one in live[:-1]]
 
-    @contextmanager
-    def both() -> Iterator[frozenset[str]]:
-        with mock.patch.object(saves, "choose_retired", choose), mock.patch.object(journal.Journal, "_has_to_wait", _never):
-            yield frozenset()
-
-    return both()
+    return planted((saves, "choose_retired", choose), (journal.Journal, "_has_to_wait", _never))
 
 
 def _older_memory_wins() -> Any:
     """Memory is preferred, newer durable step or not."""
 
-    return _patched(restorable.Restorable, "is_behind", _never)
+    return planted((restorable.Restorable, "is_behind", _never))
 
 
 def _no_hold_rule() -> Any:
@@ -162,7 +136,7 @@ def _no_hold_rule() -> Any:
 
     from raystate.core.formats import log
 
-    return _patched(log, "is_closed", is_closed)
+    return planted((log, "is_closed", is_closed))
 
 
 def _discard_unknown_append() -> Any:
@@ -178,18 +152,13 @@ def _discard_unknown_append() -> Any:
             return
         real(self, event)
 
-    return _patched(journal.Journal, "appended", appended)
+    return planted((journal.Journal, "appended", appended))
 
 
 def _rejoin_without_discard() -> Any:
     """A host that was away when the others discarded is believed when it comes back, and is not told to discard."""
 
-    @contextmanager
-    def both() -> Iterator[frozenset[str]]:
-        with mock.patch.object(memory.Memory, "believed", _always), mock.patch.object(memory.Memory, "has_discarded", _always):
-            yield frozenset({"keep_slots"})
-
-    return both()
+    return planted((memory.Memory, "believed", _always), (memory.Memory, "has_discarded", _always), shells={"keep_slots"})
 
 
 def _stable_without_all() -> Any:
@@ -198,7 +167,7 @@ def _stable_without_all() -> Any:
     def complete(self: memory.Snap) -> bool:
         return self.world > 0 and len(self.pieces) >= max(1, self.world - 1)
 
-    return _patched(memory.Snap, "complete", property(complete))
+    return planted((memory.Snap, "complete", property(complete)))
 
 
 def _stale_reports_believed() -> Any:
@@ -207,7 +176,7 @@ def _stale_reports_believed() -> Any:
     def is_fresh(*_: Any) -> bool:
         return True
 
-    return _patched(fresh_reports.RestoreReports, "is_fresh", is_fresh)
+    return planted((fresh_reports.RestoreReports, "is_fresh", is_fresh))
 
 
 def _ends_not_fenced() -> Any:
@@ -217,7 +186,7 @@ def _ends_not_fenced() -> Any:
     def end_trainers(self: host.Host, order: EndTrainers) -> None:
         real(self, replace(order, attempt=max(order.attempt, self._attempt or 0)))
 
-    return _patched(host.Host, "_end_trainers", end_trainers)
+    return planted((host.Host, "_end_trainers", end_trainers))
 
 
 def _discarded_while_read() -> Any:
@@ -227,7 +196,7 @@ def _discarded_while_read() -> Any:
         one.slots[number].content = None
         self.out.append(Empty(index=one.index, slot=number, reason="planted"))
 
-    return _patched(slot_sets.SlotSets, "discard", discard)
+    return planted((slot_sets.SlotSets, "discard", discard))
 
 
 def _restore_in_the_same_lineage() -> Any:
@@ -237,12 +206,12 @@ def _restore_in_the_same_lineage() -> Any:
         assert self.group is not None
         return self.group.lineage
 
-    return _patched(group.Joins, "next_lineage", next_lineage)
+    return planted((group.Joins, "next_lineage", next_lineage))
 
 
 def _repeated_saves_mixed() -> Any:
     """The pieces of a step count together, whichever save() of it they come from."""
-    return _patched(Staged, "id", property(lambda self: SnapshotId(self.lineage, self.step)))
+    return planted((Staged, "id", property(lambda self: SnapshotId(self.lineage, self.step))))
 
 
 def _lost_promise_told_as_kept() -> Any:
@@ -253,16 +222,7 @@ def _lost_promise_told_as_kept() -> Any:
         durable, why = real(self, key)
         return (True, "") if durable is False else (durable, why)
 
-    return _patched(saves.Saves, "fate", fate)
-
-
-def _retention_by_number_alone() -> Any:
-    """Retention keeps the greatest numbers: what the present lineage has just committed goes, if steps of another past are ahead."""
-
-    def choose(live: list[LiveStep], *_: Any) -> list[tuple[int, str]]:
-        return [(one.step, "retention: planted") for one in live[:-2]]
-
-    return _patched(saves, "choose_retired", choose)
+    return planted((saves.Saves, "fate", fate))
 
 
 def _late_pieces_believed() -> Any:
@@ -274,12 +234,7 @@ def _late_pieces_believed() -> Any:
         real(self, *args)
         self.base = base
 
-    @contextmanager
-    def both() -> Iterator[frozenset[str]]:
-        with mock.patch.object(slot_sets.SlotSets, "take", take_contents), mock.patch.object(memory.Memory, "believed", _always):
-            yield frozenset()
-
-    return both()
+    return planted((slot_sets.SlotSets, "take", take_contents), (memory.Memory, "believed", _always))
 
 
 def _save_executed_twice() -> Any:
@@ -291,7 +246,7 @@ def _save_executed_twice() -> Any:
         self._newest_save = (0, 0)
         real(self, order)
 
-    return _patched(host.Host, "_write", write)
+    return planted((host.Host, "_write", write))
 
 
 def _reported_before_all_is_found() -> Any:
@@ -302,16 +257,16 @@ def _reported_before_all_is_found() -> Any:
         self._knows_all = True
         return real(self, event, now_s)
 
-    return _patched(host.Host, "handle", handle)
+    return planted((host.Host, "handle", handle))
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
-    "marker before data": lambda: _shell("marker_first"),
+    "marker before data": lambda: planted(shells={"marker_first"}),
     "commit without full coverage": _commit_without_coverage,
-    "commits what is gone": lambda: _shell("append_unfounded"),
-    "stale attempt commits": lambda: _shell("stale_commits"),
-    "merge takes strangers": lambda: _shell("merge_strangers"),
-    "published before it is committed": lambda: _shell("publish_first"),
+    "commits what is gone": lambda: planted(shells={"append_unfounded"}),
+    "stale attempt commits": lambda: planted(shells={"stale_commits"}),
+    "merge takes strangers": lambda: planted(shells={"merge_strangers"}),
+    "published before it is committed": lambda: planted(shells={"publish_first"}),
     "stop step overtaken": _stop_step_overtaken,
     "stop without waiting for the others": _stop_without_waiting,
     "mixed lineages chosen": _mixed_lineages,
@@ -323,14 +278,13 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "host rejoins without discarding": _rejoin_without_discard,
     "complete without one piece": _stable_without_all,
     "recovery believes old reports": _stale_reports_believed,
-    "host forgets over its restart": lambda: _shell("forgetful_host"),
+    "host forgets over its restart": lambda: planted(shells={"forgetful_host"}),
     "ends are not fenced": _ends_not_fenced,
     "discarded while it is read": _discarded_while_read,
-    "questions judged on older reports": lambda: _patched(group.Group, "heard", _always),
+    "questions judged on older reports": lambda: planted((group.Group, "heard", _always)),
     "restore without a new lineage": _restore_in_the_same_lineage,
     "repeated saves counted together": _repeated_saves_mixed,
     "lost promise told as durable": _lost_promise_told_as_kept,
-    "retention by number alone": _retention_by_number_alone,
     "late pieces of a given-up past believed": _late_pieces_believed,
     "save executed twice": _save_executed_twice,
     "reported before all is found": _reported_before_all_is_found,
@@ -343,7 +297,7 @@ def _copy_reused_early() -> Any:
     def free_slot(one: slot_sets.SetState, _: Any) -> int | None:
         return next((number for number, slot in enumerate(one.slots) if not slot.holds), None)
 
-    return _patched(copies.Copies, "_free_slot", staticmethod(free_slot))
+    return planted((copies.Copies, "_free_slot", staticmethod(free_slot)))
 
 
 def _copy_slot_not_held() -> Any:
@@ -357,7 +311,7 @@ def _copy_slot_not_held() -> Any:
             self._slot_sets.let_go((transfer.place,))
             transfer.place = copies.Place(rank=transfer.rank, index=transfer.place.index, slot=transfer.place.slot)
 
-    return _patched(copies.Copies, "measured", measured)
+    return planted((copies.Copies, "measured", measured))
 
 
 def _copies_in_one_domain() -> Any:
@@ -367,13 +321,13 @@ def _copies_in_one_domain() -> Any:
     def assign(domains: Any, replicas: int, before: Any) -> Any:
         return real(dict.fromkeys(domains, ""), replicas, before)
 
-    return _patched(copying, "assign_peers", assign)
+    return planted((copying, "assign_peers", assign))
 
 
 def _one_copy() -> Any:
     """However many are asked for."""
     real = copying.assign_peers
-    return _patched(copying, "assign_peers", lambda domains, _, before: real(domains, 1, before))
+    return planted((copying, "assign_peers", lambda domains, _, before: real(domains, 1, before)))
 
 
 def _growth_taken_back() -> Any:
@@ -392,27 +346,21 @@ def _growth_taken_back() -> Any:
         else:
             late(self, stop, proposal)
 
-    @contextmanager
-    def both() -> Iterator[frozenset[str]]:
-        with _patched(agreement.Agreement, "stop", stop), _patched(agreement.Agreement, "_stop_is_late", stop_is_late):
-            yield frozenset()
-
-    return both()
+    return planted((agreement.Agreement, "stop", stop), (agreement.Agreement, "_stop_is_late", stop_is_late))
 
 
 WITH_COPIES: dict[str, Callable[[], Any]] = {
-    "stable without copies": lambda: _patched(copying.Copying, "is_safe", _always),
+    "stable without copies": lambda: planted((copying.Copying, "is_safe", _always)),
     "copy reused before stable": _copy_reused_early,
     "copy's slot is given away": _copy_slot_not_held,
     "copies in one failure domain": _copies_in_one_domain,
-    "copied from a slot that has changed": lambda: _shell("copy_anything"),
+    "copied from a slot that has changed": lambda: planted(shells={"copy_anything"}),
     "a growth taken back": _growth_taken_back,
 }
 """Bugs in what peer copies and larger groups need; to be found with `replicas=1`."""
 
 WITH_TWO_COPIES: dict[str, Callable[[], Any]] = {
     "one copy where two are wanted": _one_copy,
-    "stable without copies": lambda: _patched(copying.Copying, "is_safe", _always),
-    "let go while its heir has fewer copies": lambda: _patched(copying.Copying, "kept_beside", lambda *_: []),
+    "let go while its heir has fewer copies": lambda: planted((copying.Copying, "kept_beside", lambda *_: [])),
 }
 """Bugs to be found with `replicas=2`."""

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from random import Random
 from typing import Any
 
 from raystate.core.formats.messages import Answer, Settings
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.nodes import HEARTBEAT_S, HostProc, Node, Proc
+from tests.sim.storage import Storage
 from tests.sim.truth import Truth
 
 
 class Network(Truth):
     """Who hears what, and when."""
 
-    now_s: float
-    healed: bool
-    lossy: float
-    random: Callable[[], float]
-    settings: Settings
-    coordinators: list[CoordinatorProc]
+    def __init__(self, storage: Storage, settings: Settings, rng: Random):
+        super().__init__(storage, settings)
+        self.random = rng.random
+        self.healed = False
+        self.lossy = 0.05  # chance that a message is lost; as much for a double
+        self.coordinators: list[CoordinatorProc] = []
+        self.heap: list[tuple[float, int, Proc | None, Any, tuple[Any, ...]]] = []
+        self.pushed = 0
 
     def at(self, delay_s: float, fn: Any, *args: Any) -> None:
-        """Later, whoever is alive then."""
-        raise NotImplementedError
+        """Later."""
+        self._push(delay_s, None, fn, args)
 
     def on(self, proc: Proc, delay_s: float, fn: Any, *args: Any) -> None:
-        """Later, in that process."""
-        raise NotImplementedError
+        """Later, in that process: never if it is dead by then, later still if it sleeps."""
+        self._push(delay_s, proc, fn, args)
+
+    def _push(self, delay_s: float, proc: Proc | None, fn: Any, args: tuple[Any, ...]) -> None:
+        self.pushed += 1
+        heapq.heappush(self.heap, (self.now_s + delay_s, self.pushed, proc, fn, args))
 
     def _deliveries(self) -> int:
         """0: lost, 2: doubled."""
@@ -39,13 +47,6 @@ class Network(Truth):
     def _delay(self) -> float:
         chance = self.random()
         return 0.01 + 0.1 * chance if chance < 0.9 or self.healed else 1.2 * chance
-
-    def weaken(self, node: Node) -> None:
-        """What only it holds can't be promised any more."""
-        raise NotImplementedError
-
-    def cut(self, node: Node) -> bool:
-        return not node.up or node.cut_until_s > self.now_s
 
     def tell(self, actor: HostProc, event: Any) -> None:
         """From a HostActor to the Coordinator."""

@@ -60,8 +60,6 @@ LOOK_S = 1.0  # it reads all words so often, although nobody rings
 class Proc:
     """A process: it may be dead, or asleep until `wake_s`."""
 
-    __slots__ = ("alive", "wake_s")
-
     def __init__(self) -> None:
         self.alive = True
         self.wake_s = 0.0
@@ -69,8 +67,6 @@ class Proc:
 
 class SlotSet:
     """The slots of one trainer, and the two words. They stay when a process dies."""
-
-    __slots__ = ("content", "copies_of", "index", "large", "read", "saved", "trainer", "word", "word_out", "writing")
 
     def __init__(self, index: int, large: bool, copies_of: int | None = None):
         self.index = index
@@ -111,7 +107,7 @@ class Node:
         one = self.sets[self.made] = SlotSet(self.made, large, copies_of)
         self.made += 1
         copies = len(self.sets) - len(self.own_sets)
-        if len(self.own_sets) > MAX_SETS or copies > MAX_COPY_SETS * max(1, self.world.replicas):
+        if len(self.own_sets) > MAX_SETS or copies > MAX_COPY_SETS * max(1, self.world.settings.replicas):
             raise Violation(f"bounded memory: node {self.id} has {len(self.own_sets)} slot sets, and {copies} for copies")
         return one
 
@@ -195,22 +191,6 @@ class Node:
 
 class HostProc(Proc):
     """A HostActor."""
-
-    __slots__ = (
-        "attempt",
-        "begun",
-        "due",
-        "executed",
-        "incarnation",
-        "known",
-        "look_s",
-        "looked_s",
-        "machine",
-        "node",
-        "transfers",
-        "world",
-        "writes",
-    )
 
     def __init__(self, world: World, node: Node):
         super().__init__()

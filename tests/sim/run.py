@@ -17,7 +17,6 @@ class Result:
         violation: "" if all invariants held; else what did not hold, with the seed.
         events, faults: how many were played.
         trace: the event log, oldest first; only kept with `trace=True` or after a violation.
-        growths: times that a group was asked to make way for a larger one.
     """
 
     seed: int
@@ -25,10 +24,8 @@ class Result:
     events: int
     faults: int
     durable_step: int
-    steps: int
     seconds: float
     trace: tuple[str, ...] = ()
-    growths: int = 0
 
     @property
     def ok(self) -> bool:
@@ -38,9 +35,7 @@ class Result:
 def simulate(
     seed: int,
     *,
-    hosts: int = 0,
     events: int = 120,
-    faults: int = 3,
     mutations: Collection[str] = (),
     trace: bool = False,
     replicas: int = 0,
@@ -50,9 +45,7 @@ def simulate(
 
     Args:
         seed: names the schedule; the same one gives the same events.
-        hosts: nodes, one trainer each; 0: one to three, by the seed.
         events: about how many events pass before the faults stop; the run then has to finish.
-        faults: at least so many.
         mutations: bugs planted into the simulated shells, by name (see `tests.sim.mutations`).
         trace: keep the event log even if nothing is wrong.
         replicas: peer copies; with them there are up to four hosts (five with two copies), and more of them are lost.
@@ -61,7 +54,7 @@ def simulate(
     Returns:
         The result; after a violation the schedule is played again to give its event log.
     """
-    world = World(seed, hosts, events, faults, mutations, trace, replicas, rivals)
+    world = World(seed, events, mutations, trace, replicas, rivals)
     violation = ""
     world.start_coordinator(world.dead_first)
     world.at(0.2, world.launch)
@@ -71,9 +64,7 @@ def simulate(
     except Violation as error:
         violation = f"seed {seed}: {error}"
         if not trace:
-            return simulate(
-                seed, hosts=hosts, events=events, faults=faults, mutations=mutations, trace=True, replicas=replicas, rivals=rivals
-            )
+            return simulate(seed, events=events, mutations=mutations, trace=True, replicas=replicas, rivals=rivals)
     lines = tuple(f"{when:8.3f} {name} {args}" for when, name, args in world.trace) if world.tracing else ()
     return Result(
         seed=seed,
@@ -81,8 +72,6 @@ def simulate(
         events=world.count,
         faults=world.fault_count,
         durable_step=world.storage.durable(),
-        steps=max(world.true_stable.values(), default=-1),
         seconds=world.now_s,
         trace=lines,
-        growths=world.growths,
     )

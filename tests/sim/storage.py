@@ -28,8 +28,6 @@ class Violation(AssertionError):  # noqa: N818 - it is a finding
 class Package:
     """What a save wants to publish: by rank the piece's token."""
 
-    __slots__ = ("pieces", "save", "step", "world")
-
     def __init__(self, step: int, save: str, world: int, pieces: dict[int, Token]):
         self.step = step
         self.save = save
@@ -39,8 +37,6 @@ class Package:
 
 class Shown:
     """A step at its fixed names: which files are there, and of which save."""
-
-    __slots__ = ("files", "save")
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 class Group:
     """The trainers of one start of the worker group; a step's collective needs all of them."""
 
-    __slots__ = ("acted", "asked", "called", "members", "misled", "name", "restored", "rollback", "want")
-
     def __init__(self, name: str):
         self.name = name
         self.members: list[TrainerProc] = []
@@ -54,41 +52,6 @@ class Group:
 
 class TrainerProc(Proc):
     """A trainer: joins, restores, trains, leaves."""
-
-    __slots__ = (
-        "ask",
-        "asked",
-        "asked_held",
-        "asked_shown",
-        "busy_until_s",
-        "calls",
-        "choice",
-        "chooser",
-        "clean",
-        "connection",
-        "deleting",
-        "group",
-        "held",
-        "leaving",
-        "left",
-        "machine",
-        "name",
-        "newest_staged",
-        "node",
-        "number",
-        "promised",
-        "rank",
-        "restores",
-        "rollback",
-        "set",
-        "stage",
-        "step",
-        "stop_at",
-        "tries",
-        "want",
-        "why",
-        "world",
-    )
 
     def __init__(self, world: World, group: Group, node: Node, rank: int):
         super().__init__()

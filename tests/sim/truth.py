@@ -33,18 +33,16 @@ NOT_STAGED = ("no host holds", "was not staged", "had no free slot")
 class Truth:
     """What is true in the world, whatever its Coordinators believe. `World` adds the processes."""
 
-    current: CoordinatorProc | None
-    nodes_by_id: dict[str, Node]
-    callers: dict[Any, TrainerProc]
-    group: Group | None
-    settings: Settings
-    now_s: float
-
-    def __init__(self, storage: Storage):
+    def __init__(self, storage: Storage, settings: Settings):
         self.storage = storage
-        self.from_current: dict[
-            tuple[Any, str], CoordinatorProc
-        ] = {}  # (ask, the lineage that begins): whose choice it is, if an owner's
+        self.settings = settings
+        self.now_s = 0.0
+        self.current: CoordinatorProc | None = None
+        self.nodes_by_id: dict[str, Node] = {}
+        self.callers: dict[Any, TrainerProc] = {}
+        self.group: Group | None = None
+        # (ask, the lineage that begins): whose choice it is, if an owner's
+        self.from_current: dict[tuple[Any, str], CoordinatorProc] = {}
         self.staged_count: dict[SnapshotId, set[int]] = {}
         self.present = ""  # the line of training that has settled last
         self.parents: dict[str, tuple[Saved, int] | None] = {}  # line -> what it goes on from
@@ -67,7 +65,7 @@ class Truth:
 
     def cut(self, node: Node) -> bool:
         """Out of reach for everybody."""
-        raise NotImplementedError
+        return not node.up or node.cut_until_s > self.now_s
 
     def world_of(self, lineage: str) -> int:
         return self.worlds.get(lineage, 0)
@@ -89,6 +87,20 @@ class Truth:
                     if not self.is_given_up(saved, content.step):
                         found.setdefault(content.id, set()).add(content.rank)
         return max((key.step for key, ranks in found.items() if len(ranks) == self.worlds.get(key.lineage)), default=-1)
+
+    def weaken(self, node: Node) -> None:
+        """A node is lost or cut off. Memory promises what the other nodes hold, at least what had its copies; else only storage does."""
+        if not self.settings.replicas:
+            self.floor = -1
+            return
+        kept = self.held_without(node)
+        if self.safe_step > max(kept, self.storage.durable()):
+            raise Violation(f"copies: node {node.id} is lost, step {self.safe_step} had copies, and the others hold step {kept}")
+        self.safe_losses -= 1
+        if not self.safe_losses:
+            self.safe_step = -1
+        self.floor = min(self.floor, kept)
+        self.floor_after_loss = True
 
     def check_stable(self, proc: CoordinatorProc, key: SnapshotId) -> None:
         """A snapshot is called stable only when it has its copies, unless the Coordinator has said that it can't have them."""

@@ -11,7 +11,6 @@ from typing import Any
 from raystate.core.formats.messages import (
     AttemptDead,
     HostDown,
-    LeaveReply,
     LogEntry,
     Settings,
     Staged,
@@ -20,12 +19,13 @@ from raystate.core.formats.messages import (
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.faults import COPY_FAULTS, FAULTS, PAIRS, RIVALS, announce, spring_copy_trap, stand_still
 from tests.sim.launcher import Launcher
-from tests.sim.nodes import HostProc, Node, Proc
+from tests.sim.nodes import HostProc, Node
 from tests.sim.storage import BEFORE, Storage, Violation
-from tests.sim.trainers import Group, TrainerProc
+from tests.sim.trainers import Group
 
 ANNOUNCED = 4  # of so many seeds one announces the loss of a node
 AWAY = 16  # and one loses sight of its storage, as it begins to commit
+FEWEST_FAULTS = 3
 HANGING = 8  # and in one a trainer hangs until the Coordinator ends it
 ELASTIC = 8  # and, with peer copies, in one the launcher asks for a larger group when a node has come back
 
@@ -52,9 +52,7 @@ class World(Launcher):
     def __init__(
         self,
         seed: int,
-        hosts: int,
         events: int,
-        faults: int,
         mutations: Collection[str],
         tracing: bool,
         replicas: int,
@@ -65,51 +63,36 @@ class World(Launcher):
         if replicas:
             self.faults = COPY_FAULTS | (PAIRS if replicas > 1 else {}) | (RIVALS if rivals else {})
         rng = Random(seed)
-        self.rng = rng
-        hosts = hosts or rng.choice(HOSTS[min(replicas, 2)])
-        self.replicas = replicas
-        self.random = rng.random
-        self.mutations = frozenset(mutations)
-        self.tracing = tracing
-        self.trace: list[tuple[Any, ...]] = []
-        self.now_s = 0.0
-        self.count = 0
-        self.heap: list[tuple[float, int, Proc | None, Any, tuple[Any, ...]]] = []
-        self.pushed = 0
-        super().__init__(Storage(is_directory=rng.random() < 0.5))
+        hosts = rng.choice(HOSTS[min(replicas, 2)])
+        storage = Storage(is_directory=rng.random() < 0.5)
         self.domains = rng.choice((0, 0, 2)) if replicas else 0  # failure domains of several nodes
         self.save_every = rng.choice((2, 3, 5))
         if replicas and rng.random() < 0.7:
             self.save_every = rng.choice((9, 40))  # what is only in memory matters more
-        self.settings = replace(_RUN, save_every_s=4.0) if rng.random() < 0.2 else _RUN
+        settings = replace(_RUN, save_every_s=4.0) if rng.random() < 0.2 else _RUN
         if seed % HANGING == HANGING - 2:
-            self.settings = replace(self.settings, hang_timeout_s=6.0)
+            settings = replace(settings, hang_timeout_s=6.0)
         if replicas:
-            self.settings = replace(self.settings, replicas=replicas, copy_timeout_s=5.0)
-        self.faults_wanted = faults
+            settings = replace(settings, replicas=replicas, copy_timeout_s=5.0)
+        super().__init__(storage, settings, rng)
+        self.mutations = frozenset(mutations)
+        self.tracing = tracing
+        self.trace: list[tuple[Any, ...]] = []
+        self.count = 0
         self.events_wanted = events
         self.fault_count = 0
-        self.healed = False
         self.pace = 1.0  # storage is faster when nothing is wrong any more: that keeps schedules short
-        self.ended = False
         self.asks = 0
         self.connections = 0
-        self.callers: dict[Any, TrainerProc] = {}
         self.failures: list[Any] = []
         self.lost_acks = 0
         self.trap = ""  # the operation at which the next fault strikes
         self.folder_goes_away = seed % AWAY == 6
-        self.rolling_back = False  # the next group goes back to an older step
-        self.restoring_next = False  # the script restores at its next step
-        self.lossy = 0.05  # chance that a message is lost; as much for a double
-        # processes
-        self.nodes: list[Node] = []
-        self.nodes_by_id: dict[str, Node] = {}
+        self.is_elastic = bool(replicas) and seed % ELASTIC == ELASTIC - 1
         for index in range(hosts):
             self.add_node(index, 0)
-        self.dead_first: tuple[int, ...] = ()
         if rng.random() < 0.6:
-            self.storage.before(self.save_every)
+            storage.before(self.save_every)
             self.dead_first = (1,)
             if rng.random() < 0.3:
                 # An older snapshot is still in memory.
@@ -119,27 +102,8 @@ class World(Launcher):
                         rank=node.index, world=hosts, lineage="1.0.before", step=self.save_every + 1, layout="L", promised=False
                     )
                     one.saved[0] = BEFORE
-        self.coordinators: list[CoordinatorProc] = []
-        self.current: CoordinatorProc | None = None
-        self.groups = 0
-        self.is_elastic = bool(replicas) and seed % ELASTIC == ELASTIC - 1
-        self.growths = 0
-        self.group: Group | None = None
-        self.pending_start = False
-        self.leaving_at = -1
-        self.final: LeaveReply | None = None
-        self.finishing = False
 
     # ---------------------------------------------------------------- time
-
-    def at(self, delay_s: float, fn: Any, *args: Any) -> None:
-        self.pushed += 1
-        heapq.heappush(self.heap, (self.now_s + delay_s, self.pushed, None, fn, args))
-
-    def on(self, proc: Proc, delay_s: float, fn: Any, *args: Any) -> None:
-        """Later, in that process: never if it is dead by then, later still if it sleeps."""
-        self.pushed += 1
-        heapq.heappush(self.heap, (self.now_s + delay_s, self.pushed, proc, fn, args))
 
     def run(self) -> None:
         heap, pop, push = self.heap, heapq.heappop, heapq.heappush
@@ -199,11 +163,6 @@ class World(Launcher):
             node.actor = HostProc(self, node)
             self.on(node.actor, 0.1 * self.random(), node.actor.begin)
 
-    def start_coordinator(self, dead: tuple[int, ...]) -> None:
-        proc = CoordinatorProc(self, f"w{len(self.coordinators) + 1}", dead)
-        self.coordinators.append(proc)
-        self.on(proc, 0.1, proc.claim)
-
     def claimed(self, proc: CoordinatorProc) -> None:
         if self.current is None or proc is not self.current:
             self.current = proc
@@ -222,7 +181,7 @@ class World(Launcher):
         """Faults come at random times; afterwards all is healed and the run has to finish."""
         span_s = self.events_wanted * 0.08
         kinds = list(self.faults)
-        for _ in range(self.faults_wanted + int(2 * self.random())):
+        for _ in range(FEWEST_FAULTS + int(2 * self.random())):
             kind = kinds[int(self.random() * len(kinds))]
             self.at(1.0 + span_s * self.random(), self._fault, kind)
         if self.seed % ANNOUNCED == 0:  # beside the others, so that all other seeds name the schedules that they always have
@@ -283,9 +242,6 @@ class World(Launcher):
             self._deliver(AttemptDead(attempt=attempt))
         if not self.ended:
             self.at(10.0, self._tell_dead)
-
-    def dead_attempts(self) -> tuple[int, ...]:
-        return self.dead_first + tuple(proc.core.attempt for proc in self.coordinators if not proc.alive and proc.core.attempt)
 
     def stop(self) -> None:
         self._deliver(StopAsked(reason="preemption", within_s=8.0))
