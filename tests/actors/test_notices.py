@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -79,66 +79,19 @@ def metadata() -> Iterator[Metadata]:
         thread.join()
 
 
-@pytest.fixture
-def told() -> queue.SimpleQueue[tuple[float, str]]:
-    return queue.SimpleQueue()
+class Told(queue.SimpleQueue[tuple[float, str]]):
+    """What was told of: seconds, and why."""
+
+    def __call__(self, within_s: float, why: str) -> None:
+        self.put((within_s, why))
+
+    def why(self) -> str:
+        return self.get(timeout=PATIENCE_S)[1]
 
 
 @pytest.fixture
-def watched(told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata) -> Iterator[Notice]:
-    notice = Notice(lambda within_s, why: told.put((within_s, why)), metadata_url=metadata.url)
-    yield notice
-    notice.close()
-
-
-def test_a_preemption_is_told_until_somebody_has_heard(
-    watched: Notice, told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(notices, "RETRY_FIRST_S", 0.01)
-    watched.start()
-    assert metadata.asked.get(timeout=PATIENCE_S)["last_etag"] == "0"
-    assert metadata.asked.get(timeout=PATIENCE_S)["last_etag"] == "1", "from now on it waits for a change"
-    assert told.empty()
-    metadata.set("TRUE")
-    first, second = told.get(timeout=PATIENCE_S), told.get(timeout=PATIENCE_S)
-    assert first[1] == second[1] == "its cloud preempts it"
-    assert 0 < second[0] < first[0] <= PREEMPTION_S
-
-
-def test_a_preemption_from_before_the_first_question(
-    watched: Notice, told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata
-):
-    metadata.set("TRUE")
-    watched.start()
-    assert told.get(timeout=PATIENCE_S)[1] == "its cloud preempts it"
-
-
-def test_a_server_that_is_down_is_asked_again(
-    watched: Notice, told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(notices, "RETRY_FIRST_S", 0.01)
-    metadata.down = True
-    watched.start()
-    for _ in range(3):
-        metadata.asked.get(timeout=PATIENCE_S)
-    metadata.set("TRUE")
-    metadata.down = False
-    assert told.get(timeout=PATIENCE_S)[1] == "its cloud preempts it"
-
-
-def test_the_first_notice_counts(told: queue.SimpleQueue[tuple[float, str]], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(notices, "on_gce", lambda: False)
-    notice = Notice(lambda within_s, why: told.put((within_s, why)))
-    notice.start()
-    before = signal.signal(signal.SIGUSR1, lambda *_: notice.notice(20.0, "its processes got a signal"))
-    try:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert told.get(timeout=PATIENCE_S)[1] == "its processes got a signal"
-        notice.notice(5.0, "something else")
-        assert told.get(timeout=PATIENCE_S)[1] == "its processes got a signal"
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        notice.close()
+def told() -> Told:
+    return Told()
 
 
 class Sleeps:
@@ -157,100 +110,132 @@ class Sleeps:
         self.on.acquire(timeout=PATIENCE_S)
 
 
+@pytest.fixture
+def sleeps() -> Iterator[Sleeps]:
+    made = Sleeps()
+    yield made
+    for _ in range(8):
+        made.on.release()
+
+
+@pytest.fixture
+def begun(sleeps: Sleeps, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Notice]]:
+    """Watches until the test has ended, by default on no cloud."""
+    monkeypatch.setattr(notices, "on_gce", lambda: False)
+    monkeypatch.setattr(notices, "RETRY_FIRST_S", 0.01)
+    with contextlib.ExitStack() as stack:
+
+        def begin(tell: Callable[[float, str], None], **more: Any) -> Notice:
+            notice = Notice(tell, **more)
+            notice.start()
+            return stack.enter_context(contextlib.closing(notice))
+
+        yield begin
+
+
+def test_a_preemption_is_told_until_somebody_has_heard(begun: Callable[..., Notice], told: Told, metadata: Metadata):
+    begun(told, metadata_url=metadata.url)
+    assert metadata.asked.get(timeout=PATIENCE_S)["last_etag"] == "0"
+    assert metadata.asked.get(timeout=PATIENCE_S)["last_etag"] == "1", "from now on it waits for a change"
+    assert told.empty()
+    metadata.set("TRUE")
+    first, second = told.get(timeout=PATIENCE_S), told.get(timeout=PATIENCE_S)
+    assert first[1] == second[1] == "its cloud preempts it"
+    assert 0 < second[0] < first[0] <= PREEMPTION_S
+
+
+def test_a_preemption_from_before_the_first_question(begun: Callable[..., Notice], told: Told, metadata: Metadata):
+    metadata.set("TRUE")
+    begun(told, metadata_url=metadata.url)
+    assert told.why() == "its cloud preempts it"
+
+
+def test_a_server_that_is_down_is_asked_again(begun: Callable[..., Notice], told: Told, metadata: Metadata):
+    metadata.down = True
+    begun(told, metadata_url=metadata.url)
+    for _ in range(3):
+        metadata.asked.get(timeout=PATIENCE_S)
+    metadata.set("TRUE")
+    metadata.down = False
+    assert told.why() == "its cloud preempts it"
+
+
+def test_the_first_notice_counts(begun: Callable[..., Notice], told: Told):
+    notice = begun(told)
+    before = signal.signal(signal.SIGUSR1, lambda *_: notice.notice(20.0, "its processes got a signal"))
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert told.why() == "its processes got a signal"
+        notice.notice(5.0, "something else")
+        assert told.why() == "its processes got a signal"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 @pytest.mark.parametrize("value", ["FALSE", "<html>a portal</html>"])
-def test_a_server_that_answers_at_once_is_not_asked_without_end(metadata: Metadata, value: str):
-    sleeps = Sleeps()
+def test_a_server_that_answers_at_once_is_not_asked_without_end(
+    begun: Callable[..., Notice], metadata: Metadata, sleeps: Sleeps, value: str
+):
     metadata.holds = False
     metadata.value = value
-    notice = Notice(lambda *_: None, metadata_url=metadata.url, clock=sleeps)
-    notice.start()
-    try:
-        for _ in range(3):
-            assert sleeps.asked.get(timeout=PATIENCE_S) == notices.RETRY_FIRST_S
-            sleeps.on.release()
-    finally:
-        notice.close()
+    begun(lambda *_: None, metadata_url=metadata.url, clock=sleeps)
+    for _ in range(3):
+        assert sleeps.asked.get(timeout=PATIENCE_S) == notices.RETRY_FIRST_S
         sleeps.on.release()
 
 
 def test_a_server_that_says_nothing_of_use_is_named_once(
-    metadata: Metadata, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    begun: Callable[..., Notice], metadata: Metadata, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(notices, "RETRY_FIRST_S", 0.01)
     metadata.value = "<html>a portal</html>"
     metadata.holds = False
-    notice = Notice(lambda *_: None, metadata_url=metadata.url)
-    notice.start()
-    try:
+    with contextlib.closing(begun(lambda *_: None, metadata_url=metadata.url)):
         for _ in range(3):
             metadata.asked.get(timeout=PATIENCE_S)
-    finally:
-        notice.close()
     warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert len(warnings) == 1 and metadata.url in warnings[0] and "neither TRUE nor FALSE" in warnings[0]
 
 
-def test_news_that_cannot_be_told_are_told_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(notices, "on_gce", lambda: False)
-    monkeypatch.setattr(notices, "RETRY_FIRST_S", 0.01)
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()
-
+def test_news_that_cannot_be_told_are_told_again(begun: Callable[..., Notice], told: Told):
     def tell(within_s: float, why: str) -> None:
-        told.put(why)
+        told(within_s, why)
         raise RuntimeError("Ray's head is away")
 
-    notice = Notice(tell)
-    notice.start()
-    notice.notice(20.0, "its processes got SIGTERM")
-    try:
-        for _ in range(3):
-            assert told.get(timeout=PATIENCE_S) == "its processes got SIGTERM"
-    finally:
-        notice.close()
+    begun(tell).notice(20.0, "its processes got SIGTERM")
+    for _ in range(3):
+        assert told.why() == "its processes got SIGTERM"
 
 
-def test_a_node_that_outlives_its_end_is_not_told_of_any_more(monkeypatch: pytest.MonkeyPatch):
-    sleeps = Sleeps()
-    monkeypatch.setattr(notices, "on_gce", lambda: False)
+def test_a_node_that_outlives_its_end_is_not_told_of_any_more(
+    begun: Callable[..., Notice], told: Told, sleeps: Sleeps, monkeypatch: pytest.MonkeyPatch
+):
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     monkeypatch.setattr(notices.logger, "warning", lambda text, *_: said.put(text))
-    told: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
-    notice = Notice(lambda within_s, why: told.put((within_s, why)), clock=sleeps)
-    notice.start()
-    try:
-        notice.notice(20.0, "a signal by mistake")
-        assert told.get(timeout=PATIENCE_S) == (20.0, "a signal by mistake")
-        sleeps.asked.get(timeout=PATIENCE_S)
-        sleeps.now_s += 20.0 + notices.OVERDUE_S + 1.0
-        sleeps.on.release()
-        assert "still there" in said.get(timeout=PATIENCE_S)
-        notice.notice(30.0, "its cloud preempts it")
-        assert told.get(timeout=PATIENCE_S) == (30.0, "its cloud preempts it")
-    finally:
-        notice.close()
-        sleeps.on.release()
+    notice = begun(told, clock=sleeps)
+    notice.notice(20.0, "a signal by mistake")
+    assert told.get(timeout=PATIENCE_S) == (20.0, "a signal by mistake")
+    sleeps.asked.get(timeout=PATIENCE_S)
+    sleeps.now_s += 20.0 + notices.OVERDUE_S + 1.0
+    sleeps.on.release()
+    assert "still there" in said.get(timeout=PATIENCE_S)
+    notice.notice(30.0, "its cloud preempts it")
+    assert told.get(timeout=PATIENCE_S) == (30.0, "its cloud preempts it")
 
 
-def test_a_signal_by_mistake_does_not_hide_a_preemption(metadata: Metadata):
-    sleeps = Sleeps()
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()
-    notice = Notice(lambda _, why: told.put(why), metadata_url=metadata.url, clock=sleeps)
-    notice.start()
-    try:
-        metadata.asked.get(timeout=PATIENCE_S)
-        notice.notice(20.0, "a signal by mistake")
-        assert told.get(timeout=PATIENCE_S) == "a signal by mistake"
-        metadata.set("FALSE")  # the server answers, and is to be asked again
-        assert _released(sleeps, metadata.asked)
-        sleeps.now_s += 20.0 + notices.OVERDUE_S + 1.0
-        metadata.set("TRUE")
-        while (why := _released(sleeps, told)) == "a signal by mistake":
-            pass
-        assert why == "its cloud preempts it"
-    finally:
-        notice.close()
-        for _ in range(8):
-            sleeps.on.release()
+def test_a_signal_by_mistake_does_not_hide_a_preemption(
+    begun: Callable[..., Notice], told: Told, metadata: Metadata, sleeps: Sleeps
+):
+    notice = begun(told, metadata_url=metadata.url, clock=sleeps)
+    metadata.asked.get(timeout=PATIENCE_S)
+    notice.notice(20.0, "a signal by mistake")
+    assert told.why() == "a signal by mistake"
+    metadata.set("FALSE")  # the server answers, and is to be asked again
+    assert _released(sleeps, metadata.asked)
+    sleeps.now_s += 20.0 + notices.OVERDUE_S + 1.0
+    metadata.set("TRUE")
+    while (why := _released(sleeps, told)[1]) == "a signal by mistake":
+        pass
+    assert why == "its cloud preempts it"
 
 
 def _released(sleeps: Sleeps, awaited: queue.SimpleQueue[Any]) -> Any:

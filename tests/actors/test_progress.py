@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.arena import HostArena
 from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.messages import Event, HostId, RestoreChoice, SaveId, Write
 from raystate.inspection import open_step
@@ -24,6 +22,7 @@ from raystate.restored import ReadOptions, content_from_storage
 from raystate.runtime import host_loop
 from raystate.runtime.progress import Progress
 from raystate.storage import open_storage
+from tests.arena.sets import open_loop
 
 TREE = {"a": np.arange(300_000, dtype=np.float32), "b": np.ones((400, 500)), "c": np.zeros(7, np.int8)}
 NBYTES = sum(array.nbytes for array in TREE.values())
@@ -105,11 +104,7 @@ def test_a_restore_tells_the_coordinator(stored: Path, damaged: bool):
 def loop(tmp_path: Path) -> Iterator[tuple[host_loop.HostLoop, list[Event | Progress], list[float]]]:
     told: list[Event | Progress] = []
     now_s = [0.0]
-    arena = HostArena.open(tmp_path / "raystate-0-h", run="r", storage="s", node_id="h", cap_bytes=10**8, memory_threshold=None)
-    one = host_loop.HostLoop(
-        arena=arena, storage=open_storage(tmp_path / "run"), host=HostId("h"), incarnation=os.urandom(4).hex(),
-        tell=told.append, clock=lambda: now_s[0],
-    )  # fmt: skip
+    one = open_loop(tmp_path, tell=told.append, clock=lambda: now_s[0])
     yield one, told, now_s
     one.close(remove_arena=True)
 

@@ -7,15 +7,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from raystate.arena import HostArena, arena_path
+from raystate.arena import HostArena, SlotSet, arena_path
+from tests.arena.sets import NODE, SIZES, Child, OpenHost
 
 SHARED = Path("/dev/shm")
-NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 MIB = 1024 * 1024
 
 
@@ -29,7 +29,7 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture
-def open_host(root: Path) -> Iterator[Callable[..., HostArena]]:
+def open_host(root: Path) -> Iterator[OpenHost]:
     """Opens arenas of run `run` on node `node` under the test's root; closes them after."""
     opened: list[HostArena] = []
 
@@ -45,11 +45,22 @@ def open_host(root: Path) -> Iterator[Callable[..., HostArena]]:
 
 
 @pytest.fixture
-def child() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Runs a Python script in a real process that says something on stdout once it is where the test wants it."""
+def host(open_host: OpenHost) -> HostArena:
+    return open_host()
+
+
+@pytest.fixture
+def held(host: HostArena) -> SlotSet:
+    """Slots of trainer t1."""
+    return host.allot(trainer="t1", **SIZES)
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    """Runs a Python script in a real process, until it says something: then it is where the test wants it."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(script: str, *args: object) -> subprocess.Popen[bytes]:
+    def start(script: str, *args: object) -> tuple[subprocess.Popen[bytes], bytes]:
         prelude = "import sys, os, time\nimport numpy as np\nfrom raystate.arena import *\n"
         prelude += "from raystate.core.formats.messages import Staged\n"
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -60,7 +71,8 @@ def child() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             env=environment,
         )
         started.append(process)
-        return process
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
 
     yield start
     for process in started:

@@ -21,9 +21,8 @@ from raystate.core.formats.messages import Advice, Event, HostId, HostReported, 
 from raystate.core.formats.words import trainer_word_to_json
 from raystate.runtime import slot_store
 from raystate.runtime.doorbell import Hello
-from raystate.runtime.host_loop import HostLoop
 from raystate.runtime.progress import Progress
-from raystate.storage import open_storage
+from tests.arena.sets import open_loop
 from tests.patience import PATIENCE_S
 
 REQUEST: dict[str, Any] = {
@@ -68,13 +67,8 @@ class Node:
     def __init__(self, root: Path):
         self.now_s = 0.0
         self.told: list[Event | Progress] = []
-        self.arena = HostArena.open(
-            root / "raystate-0-h", run="r", storage="s", node_id="h", cap_bytes=1 << 40, memory_threshold=None
-        )
-        self.loop = HostLoop(
-            arena=self.arena, storage=open_storage(root / "run"), host=HostId("h"), incarnation="i",
-            tell=self.told.append, clock=lambda: self.now_s,
-        )  # fmt: skip
+        self.loop = open_loop(root, tell=self.told.append, clock=lambda: self.now_s)
+        self.arena = self.loop.arena
 
     def check_free(self) -> None:
         """Nobody else holds the lock."""

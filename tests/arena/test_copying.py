@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raystate.arena import HostArena, TrainerArena, crc32c
+from raystate.arena import TrainerArena, crc32c
 from raystate.arena.layouts import put_layout
 from raystate.core.formats.errors import CapacityError, StepNotFoundError
 from raystate.core.formats.messages import Advice, Copy, Event, HostId, HostReported, Invalidate, Staged, TrainerWord
 from raystate.core.formats.tree import ArraySpec, Layout, LeafSpec, Piece, SlotTable, TreeSpec
 from raystate.core.formats.words import trainer_word_to_json
 from raystate.runtime import copying
-from raystate.runtime.host_loop import HostLoop
 from raystate.runtime.progress import Progress
-from raystate.storage import open_storage
+from tests.arena.sets import open_loop
 from tests.cluster.training import wait_for
 
 A, B = HostId("aaaaaaaaaaaa"), HostId("bbbbbbbbbbbb")
@@ -31,19 +30,10 @@ class Host:
     """One node and its HostActor's loop; it calls the others by `calls`, in which a test may meddle."""
 
     def __init__(self, root: Path, host: HostId, calls: Callable[[HostId, str, dict[str, Any]], Any], cap_bytes: int = 10**9):
-        self.arena = HostArena.open(
-            root / f"raystate-0-{host}", run="r", storage="s", node_id=host, cap_bytes=cap_bytes, memory_threshold=None
-        )
         self.told: list[Event | Progress] = []
         self.calls = calls
-        self.loop = HostLoop(
-            arena=self.arena,
-            storage=open_storage(root / "storage"),
-            host=host,
-            incarnation=os.urandom(4).hex(),
-            tell=self.told.append,
-            peers=self,
-        )
+        self.loop = open_loop(root, host, cap_bytes=cap_bytes, tell=self.told.append, peers=self)
+        self.arena = self.loop.arena
 
     def call(self, host: HostId, method: str, timeout_s: float, request: dict[str, Any]) -> Any:
         del timeout_s
@@ -70,7 +60,6 @@ class Pair:
     def __init__(self, root: Path, cap_bytes: int = 10**9):
         self.root = root
         self.cap_bytes = cap_bytes
-        (root / "storage").mkdir()
         self.a = Host(root, A, lambda *_: None)
         self.b = self.new_b()
         self.chunks = 0

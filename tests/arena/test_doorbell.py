@@ -7,7 +7,6 @@ import json
 import os
 import select
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from raystate.manager import session as session_module
 from raystate.manager.session import Session
 from raystate.runtime import doorbell
 from raystate.runtime.doorbell import BYE, MAX_LINE_BYTES, RING, Bell, Caller, Door, Hello, socket_path
+from tests.arena.sets import Child
 from tests.interrupting import interrupted, needs_instructions
 from tests.patience import PATIENCE_S
 
@@ -222,12 +222,9 @@ print("done", flush=True)
 """
 
 
-def test_without_file_descriptors_the_door_turns_callers_away_and_goes_on(
-    root: Path, child: Callable[..., subprocess.Popen[bytes]]
-):
-    process = child(_OUT_OF_FILES, root)
-    said, _ = process.communicate(timeout=PATIENCE_S)
-    assert said == b"done\n"
+def test_without_file_descriptors_the_door_turns_callers_away_and_goes_on(root: Path, child: Child):
+    _, said = child(_OUT_OF_FILES, root)
+    assert said == b"done"
 
 
 def _fifo(path: Path) -> None:
@@ -385,6 +382,7 @@ def test_a_bell_that_is_introduced_while_it_connects_says_both(root: Path, door:
 _FORKS = """
 from pathlib import Path
 from raystate.runtime.doorbell import Bell, Hello
+from tests.arena.sets import Child
 bell = Bell(Path(sys.argv[1]), Hello(rank=1, world=2, lineage="1.1.a", incarnation="i1"))
 bell.connect(60.0)
 if os.fork():
@@ -395,12 +393,10 @@ sys.stdin.read()
 """
 
 
-def test_a_forked_child_does_not_keep_its_dead_parents_connection(
-    root: Path, door: Door, child: Callable[..., subprocess.Popen[bytes]]
-):
-    process = child(_FORKS, root)
+def test_a_forked_child_does_not_keep_its_dead_parents_connection(root: Path, door: Door, child: Child):
+    process, said = child(_FORKS, root)
     caller = accepted(door)
-    assert process.stdout and process.stdout.readline() == b"child\n"
+    assert said == b"child"
     assert caller.pid == process.pid
     process.kill()
     assert not read_until(caller, lambda: False) and caller.hello == HELLO

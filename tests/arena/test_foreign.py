@@ -21,12 +21,8 @@ from raystate.arena.locks import FileLock
 from raystate.arena.slot_set import read_note, trainer_lock
 from raystate.config import StateConfig
 from raystate.core.formats.errors import ConfigError, RaystateError
-from raystate.core.formats.messages import Staged
-from tests.arena.conftest import NODE
-from tests.arena.sets import remove_gone
+from tests.arena.sets import NODE, SIZES, OpenHost, remove_gone, stage
 
-OpenHost = Callable[..., HostArena]
-SIZES: dict[str, Any] = {"data_bytes": 8192, "table_bytes": 100}
 pytestmark = pytest.mark.timeout(300)  # whatever waits for a foreign thing fails here
 
 
@@ -90,15 +86,6 @@ def outside(root: Path) -> Path:
     return path
 
 
-def stage(path: Path) -> str:
-    with TrainerArena.attach(path, trainer="t1") as trainer:
-        ref = trainer.put_layout(b"layout")
-        trainer.slots[0].begin()
-        header = Staged(lineage="1.1.a", step=1, rank=0, world=1, layout="l", promised=False, nbytes=8192)
-        trainer.slots[0].commit(header, b"")
-        return ref
-
-
 @each_kind
 def test_in_the_root_beside_the_arenas(root: Path, outside: Path, open_host: OpenHost, make: Callable[[Path, Path], None]):
     foreign = [root / "raystate-foreign", root / "raystate-0123456789abcdef-0a1b2c3d4e5f"]
@@ -127,10 +114,8 @@ PLACES = [
 @each_kind
 @pytest.mark.parametrize("place", PLACES)
 def test_in_the_place_of_a_file_of_the_arena(
-    root: Path, outside: Path, open_host: OpenHost, make: Callable[[Path, Path], None], place: str
+    root: Path, outside: Path, host: HostArena, open_host: OpenHost, held: SlotSet, make: Callable[[Path, Path], None], place: str
 ):
-    host = open_host()
-    held = host.allot(trainer="t1", **SIZES)
     ref = stage(held.path)
     arena, set_path = host.path, held.path
     host.close()

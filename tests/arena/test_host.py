@@ -3,8 +3,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +16,7 @@ from raystate.arena.word import CELL_BYTES
 from raystate.core.formats.errors import CapacityError, ConfigError, RaystateError
 from raystate.core.formats.messages import Staged
 from raystate.core.formats.words import MAX_SLOTS
-from tests.arena.sets import remove_gone
-
-NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
-OpenHost = Callable[..., HostArena]
-Child = Callable[..., "subprocess.Popen[bytes]"]
-SIZES: dict[str, Any] = {"data_bytes": 8192, "table_bytes": 100}
-
-
-def stage(path: Path, trainer: str, step: int, rank: int = 0) -> None:
-    with TrainerArena.attach(path, trainer=trainer) as arena:
-        arena.slots[0].begin()
-        arena.slots[0].data_mut[:] = step
-        header = Staged(lineage="1.1.a", step=step, rank=rank, world=2, layout="l", promised=False, nbytes=8192)
-        arena.slots[0].commit(header, b"")
-        arena.trainer_cell.write(b"staged")
+from tests.arena.sets import NODE, SIZES, Child, OpenHost, remove_gone, stage
 
 
 def test_names_keep_runs_and_nodes_apart(root: Path):
@@ -63,9 +47,8 @@ sys.stdin.read()
 
 
 def test_a_killed_host_frees_its_lock_and_the_next_adopts_everything(root: Path, open_host: OpenHost, child: Child):
-    process = child(_HOLDS, arena_path(root, "r1", NODE), NODE)
-    assert process.stdout
-    path = Path(process.stdout.readline().decode().strip())
+    process, said = child(_HOLDS, arena_path(root, "r1", NODE), NODE)
+    path = Path(said.decode())
     with pytest.raises(RaystateError, match=f"process {process.pid}"):
         open_host()
     stage(path, "t1", step=5)
@@ -90,8 +73,7 @@ def test_a_killed_host_frees_its_lock_and_the_next_adopts_everything(root: Path,
 
 
 @pytest.mark.parametrize("change", [{"format": 0}, {"storage": "/other"}, {"node_id": "0a1b2c3d4e5fnew"}, {"boot": "earlier"}])
-def test_another_format_storage_node_or_boot_starts_anew(open_host: OpenHost, change: dict[str, object]):
-    host = open_host()
+def test_another_format_storage_node_or_boot_starts_anew(host: HostArena, open_host: OpenHost, change: dict[str, object]):
     stage(host.allot(trainer="t1", **SIZES).path, "t1", step=5)
     host.put_layout(b"layout")
     host.close()
@@ -103,8 +85,7 @@ def test_another_format_storage_node_or_boot_starts_anew(open_host: OpenHost, ch
     assert sorted(os.listdir(anew.path)) == ["host.lock", "layouts", "meta.json"] and not os.listdir(anew.path / "layouts")
 
 
-def test_a_set_that_was_never_finished_is_removed(open_host: OpenHost):
-    host = open_host()
+def test_a_set_that_was_never_finished_is_removed(host: HostArena, open_host: OpenHost):
     host.allot(trainer="t1", **SIZES)
     host.allot(trainer="t2", **SIZES)
     host.close()
@@ -126,8 +107,7 @@ def test_somebody_elses_directory_is_refused(root: Path, open_host: OpenHost):
         open_host()
 
 
-def test_allot_reuses_what_is_free_and_fits(open_host: OpenHost):
-    host = open_host()
+def test_allot_reuses_what_is_free_and_fits(host: HostArena):
     big = host.allot(trainer="big", data_bytes=81920, table_bytes=100)
     small = host.allot(trainer="small", **SIZES)
     assert host.allot(trainer="small", **SIZES) is small  # asked again
@@ -140,8 +120,7 @@ def test_allot_reuses_what_is_free_and_fits(open_host: OpenHost):
     assert host.allot(trainer="more", data_bytes=8192, table_bytes=100, slots=4).index == 4
 
 
-def test_a_trainer_that_grows_keeps_its_old_set_until_it_detaches(open_host: OpenHost):
-    host = open_host()
+def test_a_trainer_that_grows_keeps_its_old_set_until_it_detaches(host: HostArena):
     small = host.allot(trainer="t1", **SIZES)
     with TrainerArena.attach(small.path, trainer="t1") as old:
         old.slots[0].begin()
@@ -170,8 +149,7 @@ def test_a_trainer_that_grows_keeps_its_old_set_until_it_detaches(open_host: Ope
             new.slots[1].data_mut[:] = 6
 
 
-def test_a_trainer_may_grow_in_any_of_the_sizes_and_a_free_set_that_fits_is_taken(open_host: OpenHost):
-    host = open_host()
+def test_a_trainer_may_grow_in_any_of_the_sizes_and_a_free_set_that_fits_is_taken(host: HostArena):
     first = host.allot(trainer="t1", **SIZES)
     free = host.allot(trainer="other", data_bytes=81920, table_bytes=40960)
     stage(free.path, "other", step=1)
@@ -202,8 +180,7 @@ def test_growth_that_does_not_fit_changes_nothing(root: Path, open_host: OpenHos
         assert host.allot(trainer="t1", **large).index == 1
 
 
-def test_a_set_that_its_trainer_never_came_for_does_not_stay_with_it_when_it_asks_for_more(open_host: OpenHost):
-    host = open_host()
+def test_a_set_that_its_trainer_never_came_for_does_not_stay_with_it_when_it_asks_for_more(host: HostArena):
     small = host.allot(trainer="t1", pid=os.getpid(), **SIZES)
     assert host.trainer_state(small) == "expected"
     host.allot(trainer="t1", pid=os.getpid(), data_bytes=81920, table_bytes=100)
@@ -223,8 +200,7 @@ def test_slots_that_a_living_trainer_has_replaced_go_to_others_only_by_request(o
         assert host.allot(trainer="t3", replaced=True, **SIZES) is small
 
 
-def test_slots_that_a_trainer_had_replaced_before_it_died_are_handed_on(open_host: OpenHost):
-    host = open_host()
+def test_slots_that_a_trainer_had_replaced_before_it_died_are_handed_on(host: HostArena):
     small = host.allot(trainer="t1", **SIZES)
     old = TrainerArena.attach(small.path, trainer="t1")
     TrainerArena.attach(host.allot(trainer="t1", data_bytes=81920, table_bytes=100).path, trainer="t1").close()
@@ -233,15 +209,13 @@ def test_slots_that_a_trainer_had_replaced_before_it_died_are_handed_on(open_hos
 
 
 @pytest.mark.parametrize("slots", [0, -1, MAX_SLOTS + 1])
-def test_a_number_of_slots_that_no_word_could_tell_of_is_refused(open_host: OpenHost, slots: int):
-    host = open_host()
+def test_a_number_of_slots_that_no_word_could_tell_of_is_refused(host: HostArena, slots: int):
     with pytest.raises(ConfigError, match="snapshot_slots") as caught:
         host.allot(trainer="t1", slots=slots, **SIZES)
     assert caught.value.field == "snapshot_slots" and not host.sets
 
 
-def test_a_zombies_set_is_neither_handed_out_nor_removed(open_host: OpenHost):
-    host = open_host()
+def test_a_zombies_set_is_neither_handed_out_nor_removed(host: HostArena, open_host: OpenHost):
     held = host.allot(trainer="zombie", **SIZES)
     with TrainerArena.attach(held.path, trainer="zombie"):
         host.close()
@@ -254,8 +228,7 @@ def test_a_zombies_set_is_neither_handed_out_nor_removed(open_host: OpenHost):
     assert remove_gone(host) == [0]
 
 
-def test_a_trainer_that_comes_late_finds_its_set_taken(open_host: OpenHost):
-    host = open_host()
+def test_a_trainer_that_comes_late_finds_its_set_taken(host: HostArena):
     held = host.allot(trainer="late", **SIZES)
     assert host.release(held)
     with pytest.raises(RaystateError, match="belongs to no trainer, not to 'late'"):
@@ -271,10 +244,8 @@ def test_a_trainer_that_comes_late_finds_its_set_taken(open_host: OpenHost):
         TrainerArena.attach(held.path, trainer="new")
 
 
-def test_a_trainer_that_died_before_it_came_does_not_keep_its_set(open_host: OpenHost, child: Child):
-    host = open_host()
-    process = child("print('here', flush=True); sys.stdin.read()")
-    assert process.stdout and process.stdout.readline()
+def test_a_trainer_that_died_before_it_came_does_not_keep_its_set(host: HostArena, child: Child):
+    process, _ = child("print('here', flush=True); sys.stdin.read()")
     held = host.allot(trainer="t1", pid=process.pid, **SIZES)
     assert host.trainer_state(held) == "expected"
     process.kill()
@@ -283,9 +254,7 @@ def test_a_trainer_that_died_before_it_came_does_not_keep_its_set(open_host: Ope
     assert host.allot(trainer="t2", **SIZES) is held
 
 
-def test_a_forked_child_does_not_keep_its_parents_lock(open_host: OpenHost):
-    host = open_host()
-    held = host.allot(trainer="t1", **SIZES)
+def test_a_forked_child_does_not_keep_its_parents_lock(host: HostArena, held: SlotSet):
     trainer = TrainerArena.attach(held.path, trainer="t1")
     wait, go = os.pipe()
     ready, say = os.pipe()
@@ -306,9 +275,7 @@ def test_a_forked_child_does_not_keep_its_parents_lock(open_host: OpenHost):
         os.waitpid(pid, 0)
 
 
-def test_close_with_remove_leaves_nothing(root: Path, open_host: OpenHost):
-    host = open_host()
-    held = host.allot(trainer="t1", **SIZES)
+def test_close_with_remove_leaves_nothing(root: Path, host: HostArena, open_host: OpenHost, held: SlotSet):
     stage(held.path, "t1", step=1)
     view = held.slots[0].read()
     host.close(remove=True)
@@ -375,8 +342,7 @@ def test_a_lock_on_a_file_that_was_replaced_is_taken_anew(root: Path, monkeypatc
 
 
 def test_a_process_that_nobody_waited_for_is_gone_and_a_reused_number_is_another(child: Child):
-    process = child("print('here', flush=True); sys.stdin.read()")
-    assert process.stdout and process.stdout.readline()
+    process, _ = child("print('here', flush=True); sys.stdin.read()")
     mark = mark_process(process.pid)
     assert not is_gone(mark)
     assert is_gone(replace(mark, start_ticks=mark.start_ticks - 1)) and is_gone(replace(mark, boot="earlier"))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,12 +15,7 @@ from raystate.arena.trainer import MARKED_LAYOUTS
 from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
 from raystate.core.formats.messages import Staged
 from raystate.core.formats.tree import SlotTable
-from tests.arena.conftest import NODE
-from tests.arena.sets import remove_gone
-
-OpenHost = Callable[..., HostArena]
-Child = Callable[..., "subprocess.Popen[bytes]"]
-SIZES: dict[str, Any] = {"data_bytes": 4096, "table_bytes": 1000}
+from tests.arena.sets import NODE, SIZES, Child, OpenHost, remove_gone
 
 
 def table(ref: str) -> bytes:
@@ -38,16 +30,6 @@ def commit(trainer: TrainerArena, ref: str, slot: int = 0) -> None:
 
 def kept(host: HostArena) -> list[str]:
     return sorted(os.listdir(host.path / "layouts"))
-
-
-@pytest.fixture
-def host(open_host: OpenHost) -> HostArena:
-    return open_host()
-
-
-@pytest.fixture
-def held(host: HostArena) -> SlotSet:
-    return host.allot(trainer="t1", **SIZES)
 
 
 def test_trainer_and_host_share_them(host: HostArena, held: SlotSet):
@@ -211,8 +193,7 @@ with TrainerArena.attach(sys.argv[1], trainer="t1") as trainer:
 
 
 def test_every_slot_of_a_busy_trainer_finds_its_layout_until_and_after_it_is_killed(host: HostArena, held: SlotSet, child: Child):
-    process = child(_PUTS, held.path)
-    assert process.stdout and process.stdout.readline()
+    process, _ = child(_PUTS, held.path)
     stop = threading.Event()
 
     def prune() -> None:

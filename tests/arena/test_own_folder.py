@@ -11,7 +11,7 @@ import pytest
 
 from raystate.arena import HostArena, arena_path, default_root, sweep
 from raystate.core.formats.errors import ConfigError
-from tests.arena.conftest import NODE
+from tests.arena.sets import NODE
 
 OWN = f"raystate-{os.geteuid()}"
 

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +11,9 @@ import pytest
 from raystate.arena import HostArena, SlotSet, TrainerArena
 from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
 from raystate.core.formats.messages import Staged
+from tests.arena.sets import Child, OpenHost
 
 HEADER = Staged(lineage="1.1.abc", step=7, rank=0, world=2, layout="1234", promised=True, nbytes=10_000)
-OpenHost = Callable[..., HostArena]
 
 
 def pattern(size: int, seed: int = 0) -> np.ndarray:
@@ -205,12 +203,10 @@ while True:
 """
 
 
-def test_a_trainer_killed_mid_copy_leaves_what_it_completed(open_host: OpenHost, child: Callable[..., subprocess.Popen[bytes]]):
-    host = open_host()
+def test_a_trainer_killed_mid_copy_leaves_what_it_completed(host: HostArena, child: Child):
     held = host.allot(trainer="t1", data_bytes=10_000, table_bytes=100)
     assert host.trainer_state(held) == "expected"
-    process = child(_DIES_MID_COPY, held.path)
-    assert process.stdout and process.stdout.readline()
+    process, _ = child(_DIES_MID_COPY, held.path)
     assert host.trainer_state(held) == "attached"
     with pytest.raises(RaystateError, match="'t1' is attached"):
         host.remove_set(held)
@@ -223,8 +219,7 @@ def test_a_trainer_killed_mid_copy_leaves_what_it_completed(open_host: OpenHost,
     assert held.trainer_cell.read() == (1, b"staged 1")
 
 
-def test_a_trainer_needs_no_host(open_host: OpenHost):
-    host = open_host()
+def test_a_trainer_needs_no_host(host: HostArena, open_host: OpenHost):
     path = host.allot(trainer="t1", data_bytes=10_000, table_bytes=100).path
     host.close()
     with TrainerArena.attach(path, trainer="t1") as trainer:
@@ -236,8 +231,7 @@ def test_a_trainer_needs_no_host(open_host: OpenHost):
     assert adopted.sets[0].trainer_cell.read() == (1, b"word")
 
 
-def test_close_keeps_the_lock_while_a_view_could_still_write(open_host: OpenHost):
-    host = open_host()
+def test_close_keeps_the_lock_while_a_view_could_still_write(host: HostArena):
     held = host.allot(trainer="t1", data_bytes=10_000, table_bytes=100)
     trainer = TrainerArena.attach(held.path, trainer="t1")
     trainer.slots[0].begin()
@@ -251,8 +245,7 @@ def test_close_keeps_the_lock_while_a_view_could_still_write(open_host: OpenHost
         trainer.slots[0].read()
 
 
-def test_close_unmaps(open_host: OpenHost):
-    host = open_host()
+def test_close_unmaps(host: HostArena):
     held = host.allot(trainer="t1", data_bytes=10_000, table_bytes=100)
     trainer = TrainerArena.attach(held.path, trainer="t1")
     fill(trainer, 0)

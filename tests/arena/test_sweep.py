@@ -2,26 +2,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 from raystate.arena import HostArena, TrainerArena, sweep
-
-OpenHost = Callable[..., HostArena]
-NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+from tests.arena.sets import NODE, Child, OpenHost
 
 
-def test_a_crashed_hosts_arena_is_kept_for_adoption(root: Path, open_host: OpenHost):
-    host = open_host()
+def test_a_crashed_hosts_arena_is_kept_for_adoption(root: Path, host: HostArena, open_host: OpenHost):
     host.allot(trainer="t1", data_bytes=8192, table_bytes=100)
     host.close()
     assert sweep(root) == [] and sweep(root, dead_nodes=["another"]) == []
     assert open_host().adopted
 
 
-def test_a_dead_nodes_arena_goes_unless_somebody_holds_it(root: Path, open_host: OpenHost):
-    host = open_host()
+def test_a_dead_nodes_arena_goes_unless_somebody_holds_it(root: Path, host: HostArena):
     held = host.allot(trainer="t1", data_bytes=8192, table_bytes=100)
     assert sweep(root, dead_nodes=[NODE]) == []  # the host lives
     with TrainerArena.attach(held.path, trainer="t1"):
@@ -32,9 +26,8 @@ def test_a_dead_nodes_arena_goes_unless_somebody_holds_it(root: Path, open_host:
     assert os.listdir(root) == []
 
 
-def test_the_end_of_the_nodes_own_process_is_proof(root: Path, open_host: OpenHost, child: Callable[..., subprocess.Popen[bytes]]):
-    node = child("print('up', flush=True); sys.stdin.read()")
-    assert node.stdout and node.stdout.readline()
+def test_the_end_of_the_nodes_own_process_is_proof(root: Path, open_host: OpenHost, child: Child):
+    node, _ = child("print('up', flush=True); sys.stdin.read()")
     open_host(node_pid=node.pid).close()
     assert sweep(root) == []
     node.kill()
@@ -43,8 +36,7 @@ def test_the_end_of_the_nodes_own_process_is_proof(root: Path, open_host: OpenHo
     assert f"its process {node.pid} is gone" in line
 
 
-def test_an_arena_of_an_earlier_boot_goes(root: Path, open_host: OpenHost):
-    host = open_host()
+def test_an_arena_of_an_earlier_boot_goes(root: Path, host: HostArena):
     host.close()
     meta = host.path / "meta.json"
     meta.write_text(json.dumps({**json.loads(meta.read_bytes()), "boot": "earlier"}))

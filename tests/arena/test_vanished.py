@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from raystate.arena import HostArena, TrainerArena, vanished
 from raystate.arena.vanished import vanished_text, why_files_may_vanish
-
-OpenHost = Callable[..., HostArena]
+from tests.arena.sets import OpenHost
 
 
 @pytest.mark.parametrize(
     "name", ["host.lock", "meta.json", "layouts", "set-0/set.json", "set-0/host.cell", "set-0/trainer.cell", "set-0/slot-2"]
 )
-def test_each_file_is_missed(name: str, open_host: OpenHost):
-    host = open_host()
+def test_each_file_is_missed(name: str, host: HostArena):
     held = host.allot(trainer="t1", data_bytes=8192, table_bytes=100)
     assert host.missing() is None
     with TrainerArena.attach(held.path, trainer="t1") as trainer:

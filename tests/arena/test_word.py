@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from raystate.arena import MAX_WORD_BYTES, WordCell
 from raystate.arena.word import BUFFER_BYTES, CELL_BYTES
 from raystate.core.formats.errors import RaystateError
+from tests.arena.sets import Child
 
 
 def _cell(content: bytes = b"") -> tuple[WordCell, mmap.mmap]:
@@ -129,13 +128,10 @@ while True:
 """
 
 
-def test_never_a_mixture_and_never_backwards_while_another_process_writes(
-    root: Path, child: Callable[..., subprocess.Popen[bytes]]
-):
+def test_never_a_mixture_and_never_backwards_while_another_process_writes(root: Path, child: Child):
     path = root / "cell"
     WordCell.create(path)
-    writer = child(_FAST_WRITER, path)
-    assert writer.stdout and writer.stdout.readline()
+    writer, _ = child(_FAST_WRITER, path)
     cell, last, reads, seen = WordCell.open(path, writable=False), 0, 0, set[int]()
     while reads < 20_000 or len(seen) <= 100:  # on a busy machine the writer may get few turns
         reads += 1

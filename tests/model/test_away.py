@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pytest
 
 import raystate
-from tests.model.world import Rank, World
+from tests.model.world import Rank, World, state
 
 STEPS = 60
-
-
-def state(step: int) -> dict[str, Any]:
-    return {"w": np.full(8, step, np.float32)}
 
 
 def coordinator(world: World, away_s: float) -> None:
@@ -52,8 +46,7 @@ def test_no_promise_is_lost_by_it(strike: Callable[[World, float], None], nodes:
     )
 
     def trains(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         for step in range(1, STEPS + 1):
             if step == 10 and rank.number == 0:
                 strike(world, away_s)

@@ -16,7 +16,7 @@ from tests.model.world import Rank, World
 
 
 def test_removed_step_folders_are_told_with_the_way_out() -> None:
-    world = World(1, ranks=1, nodes=1, save_every_steps=2)
+    world = World(save_every_steps=2)
     state = {"w": jax.numpy.ones(100)}
     storage = world.config.storage
 

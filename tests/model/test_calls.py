@@ -26,11 +26,10 @@ def test_a_restore_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             return _real(self, *args, **more)
 
         monkeypatch.setattr(ModelLink, method, counted)
-    world = World(1, ranks=2, nodes=1, save_every_steps=100)
+    world = World(ranks=2, save_every_steps=100)
 
     def trains(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(state())
+        manager = rank.begin(state())
         manager.save(1, state())
         for _ in range(100):
             rank.rest(0.01)

@@ -39,7 +39,7 @@ def test_it_counts_and_skips():
 
 
 def test_two_ranks_each_go_on_with_their_own_count():
-    world = World(1, ranks=2, nodes=1, save_every_steps=100)
+    world = World(ranks=2, save_every_steps=100)
     got: dict[int, int] = {}
 
     def trains(rank: Rank) -> None:

@@ -15,7 +15,7 @@ from tests.model.world import Rank, World
 
 def play(script: Callable[[Rank], None]) -> None:
     """One rank with this script, in a run of its own."""
-    with World(1, ranks=1, nodes=1, save_every_steps=100) as world:
+    with World(save_every_steps=100) as world:
         world.play(script)
 
 

@@ -44,8 +44,7 @@ def play(at: int, cut: Callable[[raystate.StateManager], Any], after: Callable[[
     came: list[bool] = []
 
     def train(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         for step in range(1, 4):
             assert manager.save(step, state(step), force=True)
         came.append(interrupted(lambda: cut(manager), at, INSIDE, elsewhere=HOST))
@@ -146,12 +145,11 @@ def test_a_rollback_that_is_interrupted_gives_up_what_came_after_it() -> None:
     """Closing then made a step of the past durable, in the new lineage."""
     at, outcomes, goes_on = 0, set[tuple[bool, int]](), True
     while goes_on:
-        world = World(1, ranks=1, nodes=1, save_every_steps=100)
+        world = World(save_every_steps=100)
 
         def train(rank: Rank, at: int = at) -> None:
             nonlocal goes_on
-            manager = rank.open("first")
-            manager.restore(state(0))
+            manager = rank.begin(state(0))
             assert manager.save(1, state(1), force=True)
             manager.wait_until_finished()
             for step in range(2, 6):
@@ -173,8 +171,7 @@ def test_a_rollback_that_is_interrupted_gives_up_what_came_after_it() -> None:
 
 
 def opened(rank: Rank) -> raystate.StateManager:
-    manager = rank.open("first")
-    manager.restore(state(0))
+    manager = rank.begin(state(0))
     for step in range(1, 4):
         assert manager.save(step, state(step), force=True)
     manager.wait_until_finished()
@@ -193,7 +190,7 @@ def test_a_manager_that_is_interrupted_as_it_ends_or_begins_lets_go(kind: str) -
     """It stayed attached: the next one of this process waited for it, or the process was ended with it."""
     at, goes_on = 0, True
     while goes_on:
-        world = World(1, ranks=1, nodes=1)
+        world = World()
 
         def train(rank: Rank, at: int = at) -> None:
             nonlocal goes_on
@@ -220,12 +217,11 @@ def test_a_manager_that_is_interrupted_as_it_ends_or_begins_lets_go(kind: str) -
 
 def test_a_signal_handler_is_told_that_a_call_has_not_finished() -> None:
     """And what only reads is answered."""
-    world = World(1, ranks=1, nodes=1)
+    world = World()
     told: list[Any] = []
 
     def train(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         manager.save(1, state(1), force=True)
 
         def handler(frame: Any, event: str, _: Any) -> Any:

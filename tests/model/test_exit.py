@@ -36,7 +36,7 @@ def test_the_last_step_is_durable_after_a_clean_exit_only(code: Any, durable: li
         with pytest.raises(SystemExit):
             train(rank, code)
 
-    with World(1, ranks=2, nodes=1, save_every_steps=100) as world:
+    with World(ranks=2, save_every_steps=100) as world:
         world.play(script, 2)
         assert raystate.Reader(world.config.storage).all_steps() == durable
 
@@ -172,7 +172,7 @@ def test_each_way_to_leave_is_an_end_or_a_failure(way: str, monkeypatch: pytest.
         manager.restore(STATE)
         leave(manager)
 
-    with contextlib.closing(World(1, ranks=1, nodes=1, save_every_steps=100)) as world:
+    with contextlib.closing(World(save_every_steps=100)) as world:
         world.play(script)
         assert world.finished and raystate.Reader(world.config.storage).all_steps() == [3]
         assert bool(failed) != is_clean
@@ -186,7 +186,7 @@ def test_what_an_end_loses_is_said_although_the_exception_is_swallowed(caplog: p
         world.storage.out = True
         swallowed(manager, ValueError())
 
-    with contextlib.closing(World(1, ranks=1, nodes=1, save_every_steps=100)) as world:
+    with contextlib.closing(World(save_every_steps=100)) as world:
         world.play(script)
     assert any("step 1" in record.getMessage() for record in caplog.records if record.name == "raystate")
 
@@ -198,8 +198,7 @@ def test_fit_hears_of_an_end_that_python_swallows(end: str):
     unseen: list[BaseException | None] = []
 
     def script(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(STATE)
+        manager = rank.begin(STATE)
         loop = steps(manager)
         next(loop)
         if end == "is told to end":
@@ -210,7 +209,7 @@ def test_fit_hears_of_an_end_that_python_swallows(end: str):
         unseen.append(launch_context.unseen())
 
     try:
-        with contextlib.closing(World(1, ranks=1, nodes=1, save_every_steps=100)) as world:
+        with contextlib.closing(World(save_every_steps=100)) as world:
             world.play(script)
         assert isinstance(unseen[0], raystate.Interrupted if end == "is told to end" else raystate.StorageError)
         with pytest.raises(type(unseen[0])):

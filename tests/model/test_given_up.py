@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from raystate.core.formats.errors import StorageError
 from raystate.inspection.listing import given_up
 from raystate.manager.session import Session
 from raystate.storage import open_storage
-from tests.model.world import ModelLink, Rank, World
+from tests.model.world import ModelLink, Rank, World, state
 
 LOST = range(3, 41)  # some of them: saved while storage is out
 LAST = 60
-
-
-def state(step: int) -> dict[str, Any]:
-    return {"w": np.full(8, step, np.float32)}
 
 
 def train(rank: Rank, first: int, last: int) -> None:
@@ -32,7 +27,7 @@ def train(rank: Rank, first: int, last: int) -> None:
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_who_asks_is_told_and_a_death_ends_the_promise(asks: bool) -> None:
-    world = World(1, ranks=1, nodes=1, save_every_steps=1, keep_last=None, save_timeout_s=5.0)
+    world = World(save_every_steps=1, keep_last=None, save_timeout_s=5.0)
     seen: list[int] = []
     world.published = seen.append
     told: list[str] = []
@@ -76,11 +71,10 @@ def test_save_makes_no_remote_call(monkeypatch: pytest.MonkeyPatch) -> None:
             return _real(self, *args, **more)
 
         monkeypatch.setattr(owner, name, counted)
-    world = World(1, ranks=2, nodes=2, save_every_steps=3)
+    world = World(ranks=2, nodes=2, save_every_steps=3)
 
     def script(rank: Rank) -> None:
-        manager = rank.open("group")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         manager.save(1, state(1))  # takes the slots
         rank.rest(1.0)
         before = calls[rank.number]
@@ -94,5 +88,4 @@ def test_save_makes_no_remote_call(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(StorageError, match="not durable"):
             manager.close()
 
-    with world:
-        world.play(script, world.ranks)
+    world.play_all(script)

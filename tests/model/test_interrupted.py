@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 
 import raystate
 from raystate.core.formats.messages import StopAsked
-from tests.model.world import Rank, World
+from tests.model.world import Rank, World, state
 
 MOST_STEPS = 2000
-
-
-def state(step: int) -> dict[str, Any]:
-    return {"w": np.full(8, step, np.float32)}
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_notice_after_a_step_that_was_lost(comes_back: bool) -> None:
     """`save` raises Interrupted, and it names what is not durable: steps that gave way to newer ones while storage was out."""
-    world = World(1, ranks=2, nodes=1, save_every_steps=5, save_timeout_s=5.0)
+    world = World(ranks=2, save_every_steps=5, save_timeout_s=5.0)
     stopped: dict[int, tuple[int, raystate.Interrupted]] = {}
 
     def trains(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         try:
             for step in range(1, MOST_STEPS):
                 if rank.number == 0 and step == 8:
@@ -53,14 +45,13 @@ def test_a_notice_after_a_step_that_was_lost(comes_back: bool) -> None:
 
 def test_a_loop_that_is_left_where_it_should_stop_does_not_look_finished() -> None:
     """`reached_preemption` says True, the script leaves its loop without that step's save, and closes: nothing is released."""
-    world = World(1, ranks=2, nodes=1, save_every_steps=100)
+    world = World(ranks=2, save_every_steps=100)
     closed: dict[int, raystate.Interrupted] = {}
     left_at: dict[int, int] = {}
     found: list[int] = []
 
     def trains(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         for step in range(1, MOST_STEPS):
             if rank.number == 0 and step == 8:
                 (host,) = world.hosts

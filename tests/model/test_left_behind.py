@@ -30,12 +30,11 @@ def test_a_report_that_is_written_late_does_not_make_the_folder_again(monkeypatc
     monkeypatch.setattr(Ledger, "close", close_in_time)
 
     def trains(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore({"w": np.zeros(8)})
+        manager = rank.begin({"w": np.zeros(8)})
         manager.save(1, {"w": np.ones(8)})
         manager.wait_until_finished()
 
-    world = World(1, ranks=1, nodes=1, save_every_steps=1)
+    world = World(save_every_steps=1)
     folder = Path(world.config.storage.removeprefix("file://")).parent
     with world:
         world.play(trains)

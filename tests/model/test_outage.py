@@ -5,28 +5,21 @@ from __future__ import annotations
 import contextlib
 import re
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import raystate
-from tests.model.world import Rank, World
-
-
-def state(step: int) -> dict[str, Any]:
-    return {"w": np.full(8, step, np.float32)}
+from tests.model.world import Rank, World, state
 
 
 def test_a_run_goes_on_from_memory_although_its_storage_is_a_file_now() -> None:
     """Seed 1 of the drill: an outage that met a restart ended the run as a mistake in its config."""
-    world = World(1, ranks=1, nodes=1, save_every_steps=100)
+    world = World(save_every_steps=100)
     storage = Path(world.config.storage.removeprefix("file://"))
     found: list[raystate.Restored] = []
 
     def trains(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         manager.save(1, state(1))
         rank.rest(5.0)  # it is staged by then
 
@@ -54,8 +47,7 @@ def test_a_close_in_an_outage_names_every_step_that_it_cannot_keep() -> None:
     promised: list[int] = []
 
     def trains(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         manager.save(1, state(1))
         manager.wait_until_finished()
         world.storage.out = True
@@ -67,7 +59,6 @@ def test_a_close_in_an_outage_names_every_step_that_it_cannot_keep() -> None:
         with contextlib.suppress(raystate.StorageError):  # what has given way meanwhile is lost
             manager.close()
 
-    with world:
-        world.play(trains)
+    world.play_all(trains)
     assert len(promised) == 4
     assert named[0] >= {*promised}

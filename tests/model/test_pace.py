@@ -134,8 +134,7 @@ def costs(every: int, begin: Callable[[World], None], *, ranks: int, slots: int 
         return max((step for step, by in held.items() if len(by) == ranks), default=-1)
 
     def trains(rank: Rank) -> None:
-        manager = rank.open("g")
-        manager.restore()
+        manager = rank.begin()
         for step in range(1, STEPS + 1):
             if step == BEGINS and not rank.number:
                 begin(world)
@@ -152,8 +151,7 @@ def costs(every: int, begin: Callable[[World], None], *, ranks: int, slots: int 
         except raystate.StorageError as error:
             lost.append(str(error))
 
-    with world:
-        world.play(trains, ranks)
+    world.play_all(trains)
     return found, "".join(lost)
 
 

@@ -64,7 +64,7 @@ class Play:
     """Runs scripts with a manager of the one run, one after the other: a trainer that died comes back."""
 
     def __init__(self) -> None:
-        self.world = World(1, ranks=1, nodes=1, save_every_steps=100)
+        self.world = World(save_every_steps=100)
         self._count = 0
 
     def __call__(self, script: Callable[[StateManager], None]) -> None:
@@ -78,7 +78,7 @@ class Play:
         kept = Path(tempfile.mkdtemp())
         shutil.copytree(storage, kept, dirs_exist_ok=True)
         self.world.close()
-        self.world = World(1, ranks=1, nodes=1, save_every_steps=100)
+        self.world = World(save_every_steps=100)
         shutil.copytree(kept, self.world.storage.inner.url.removeprefix("file://"), dirs_exist_ok=True)
         shutil.rmtree(kept)
 
@@ -318,7 +318,7 @@ def test_what_cannot_be_initialized_is_told(init_fn: Any, shardings: Any, field:
         assert manager.restore_or_init(lambda: {"w": jnp.zeros(8)}).tier == "init", "nothing is lost by the mistake"
         manager.close()
 
-    with World(1, ranks=1, nodes=1) as world:
+    with World() as world:
         world.play(script)
 
 
@@ -391,8 +391,7 @@ def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_st
 
     def script(rank: Rank) -> None:
         data = Broken() if rank.number == 0 else Whole()
-        manager = rank.open("first")
-        manager.restore()
+        manager = rank.begin()
         for step in range(1, 9):
             manager.save(step, {"step": step}, items={"data": data}, force=step == 5)
         manager.wait_until_finished()
@@ -405,7 +404,7 @@ def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_st
         manager.close()
         assert manager.all_steps() == [5, 8]
 
-    with World(1, ranks=2, nodes=2, save_every_steps=100) as world:
+    with World(ranks=2, nodes=2, save_every_steps=100) as world:
         world.play(script, ranks=2)
     assert tried
 
@@ -620,7 +619,7 @@ def test_a_save_beside_a_close_is_refused(play: Play, monkeypatch: pytest.Monkey
 
 def test_a_manager_that_could_not_open_is_not_in_the_way(monkeypatch: pytest.MonkeyPatch):
     """With several processes the next one was refused: "is open in this process: close() it first", and nobody had it."""
-    world = World(1, ranks=1, nodes=1)
+    world = World()
 
     def script(rank: Rank) -> None:
         with monkeypatch.context() as patch:
@@ -697,7 +696,7 @@ def test_a_closed_manager_keeps_nothing_of_the_state():
         closed.append(manager)
         rank.manager = None
 
-    with World(1, ranks=1, nodes=1, save_every_steps=100) as world:
+    with World(save_every_steps=100) as world:
         world.play(script)
     del world
     gc.collect()

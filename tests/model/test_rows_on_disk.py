@@ -36,7 +36,7 @@ def steps_on_disk(world: World) -> list[int]:
 
 
 def play(script: Any) -> None:
-    with World(1, ranks=1, nodes=1, save_every_steps=2, keep_last=9) as world:
+    with World(save_every_steps=2, keep_last=9) as world:
         world.play(script)
 
 

@@ -13,14 +13,10 @@ from orbax.checkpoint import options
 
 import raystate
 from raystate.orbax.save_policies import NAMES
-from tests.model.world import ModelLink, Rank, World
+from tests.model.world import ModelLink, Rank, World, state
 
 STEPS = 24
 STEP_S = 0.02
-
-
-def state(step: int) -> dict[str, Any]:
-    return {"w": np.full(8, step, np.float32)}
 
 
 class Run:
@@ -156,8 +152,7 @@ def test_a_first_save_that_is_lost_is_made_later_and_a_given_step_is_not(policy:
     durable: list[int] = []
 
     def script(rank: Rank) -> None:
-        manager = rank.open("g")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         run.world.storage.out = True
         for step in range(1, 201):
             rank.rest(0.2)

@@ -10,18 +10,13 @@ import pytest
 
 import raystate
 from raystate.core.formats.messages import FlushAsked
-from tests.model.world import ModelLink, Rank, World
+from tests.model.world import ModelLink, Rank, World, state
 
 MOST_S = 120.0  # of the world's
 
 
-def state(step: int) -> dict[str, Any]:
-    return {"w": np.full(8, step, np.float32)}
-
-
 def play(world: World, script: Callable[[Rank], None]) -> None:
-    with world:
-        world.play(script, world.ranks)
+    world.play_all(script)
 
 
 def until_decided(rank: Rank, manager: raystate.StateManager) -> None:
@@ -37,8 +32,7 @@ def test_in_progress_until_the_step_is_on_disk(seed: int):
     world.slow = True
 
     def script(rank: Rank) -> None:
-        manager = rank.open("group")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         assert not manager.is_saving_in_progress()
         assert not manager.save(1, state(1)), "nothing is due"
         assert not manager.is_saving_in_progress()
@@ -53,11 +47,10 @@ def test_in_progress_until_the_step_is_on_disk(seed: int):
 
 
 def test_a_save_that_a_restore_gave_up_is_in_progress_no_more():
-    world = World(1, ranks=2, nodes=1, save_every_steps=100)
+    world = World(ranks=2, save_every_steps=100)
 
     def script(rank: Rank) -> None:
-        manager = rank.open("group")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         manager.save(1, state(1), force=True)
         manager.wait_until_finished()
         world.stuck = True
@@ -73,11 +66,10 @@ def test_a_save_that_a_restore_gave_up_is_in_progress_no_more():
 
 
 def test_a_coordinator_that_dies_meanwhile():
-    world = World(1, ranks=1, nodes=1, save_every_steps=100)
+    world = World(save_every_steps=100)
 
     def script(rank: Rank) -> None:
-        manager = rank.open("group")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         world.storage.out = True
         manager.save(2, state(2), force=True)
         world.kill_coordinator()
@@ -93,11 +85,10 @@ def test_a_coordinator_that_dies_meanwhile():
 @pytest.mark.parametrize("close", [False, True])
 def test_a_step_that_was_durable_long_ago_is_not_lost_with_the_coordinator(close: bool):
     """It is retired since, and no rank has waited for it: the log knows."""
-    world = World(1, ranks=2, nodes=2, save_every_steps=100, keep_last=2)
+    world = World(ranks=2, nodes=2, save_every_steps=100, keep_last=2)
 
     def script(rank: Rank) -> None:
-        manager = rank.open("group")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         for step in range(1, 13):
             assert manager.save(step, state(step), force=True)
             until_decided(rank, manager)
@@ -121,12 +112,11 @@ def test_a_loop_that_asks_all_the_time_costs_the_coordinator_little(monkeypatch:
         return real(self, event, timeout_s)
 
     monkeypatch.setattr(ModelLink, "ask", counted)
-    world = World(1, ranks=1, nodes=1, save_every_steps=100)
+    world = World(save_every_steps=100)
     world.slow = True
 
     def script(rank: Rank) -> None:
-        manager = rank.open("group")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         manager.save(1, state(1), force=True)
         began_s = world.now_s
         until_decided(rank, manager)

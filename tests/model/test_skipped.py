@@ -24,8 +24,7 @@ def back_at(leave: Callable[[int, Any], Any], *, ranks: int = 1, state: Callable
     found: list[Any] = []
 
     def train(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(make(0))
+        manager = rank.begin(make(0))
         for step in range(1, FAST + 1):
             tree = make(step)
             manager.save(step, tree)

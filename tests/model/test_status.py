@@ -14,7 +14,7 @@ STATE = {"w": np.zeros(3)}
 
 
 def test_a_look_that_fails_or_is_not_waited_for():
-    world = World(1, ranks=1, nodes=1, save_every_steps=1)
+    world = World(save_every_steps=1)
     found: list[RunStatus] = []
     errors: list[BaseException | None] = []
 
@@ -22,8 +22,7 @@ def test_a_look_that_fails_or_is_not_waited_for():
         raise ZeroDivisionError
 
     def script(rank: Rank) -> None:
-        manager = rank.open("group")
-        manager.restore(STATE)
+        manager = rank.begin(STATE)
         coordinator = world.coordinator
         assert coordinator is not None
         assert coordinator.look(status_of).cancel()

@@ -30,11 +30,10 @@ STATE: dict[str, Any] = {
 
 def saved(**settings: Any) -> World:
     """A run with one durable step, from two ranks that share it; close it."""
-    world = World(1, ranks=2, nodes=2, save_every_steps=100, **settings)
+    world = World(ranks=2, nodes=2, save_every_steps=100, **settings)
 
     def script(rank: Rank) -> None:
-        manager = rank.open("group")
-        manager.restore(STATE)
+        manager = rank.begin(STATE)
         manager.save(1, STATE, items={"average": {"w": STATE["zeros"]}}, force=True)
         manager.wait_until_finished()
         manager.close()

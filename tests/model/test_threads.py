@@ -88,12 +88,11 @@ def _play(seed: int, call: Callable[[raystate.StateManager, int], Any], how: str
 def test_who_closes_behind_another_thread_hears_of_it_and_waits_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World(1, ranks=1, nodes=1, save_every_steps=1)
+    world = World(save_every_steps=1)
     told = r"another thread \(rank-0\) has been closing this StateManager for \d+ s"
 
     def script(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(state(0))
+        manager = rank.begin(state(0))
         config = manager.config
         limit_s = 2 * (config.save_timeout_s + config.barrier_timeout_s)
         error = ValueError("the training is wrong")
@@ -109,5 +108,4 @@ def test_who_closes_behind_another_thread_hears_of_it_and_waits_once(
         assert len(re.findall(f"WARNING.*{told}", caplog.text)) == 2, "each once"
         rank.rest_until(lambda: beside.finished, 2 * limit_s)
 
-    with world:
-        world.play(script)
+    world.play_all(script)

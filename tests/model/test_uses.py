@@ -67,8 +67,7 @@ def test_a_delete_whose_answer_is_lost_with_the_coordinator_is_done(close: bool,
     monkeypatch.setattr(journal, "LOG_CLOSED_S", 1.0)
 
     def script(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore({"w": jax.numpy.ones(100)})
+        manager = rank.begin({"w": jax.numpy.ones(100)})
         for step in range(1, 7):
             manager.save(step, {"w": jax.numpy.ones(100)})
         manager.wait_until_finished()
@@ -146,8 +145,7 @@ def test_a_run_is_heard_from_its_process_0():
 
 def test_a_step_without_the_metric_that_ranks_is_told_once(caplog: pytest.LogCaptureFixture):
     def script(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore({"w": np.zeros(3)})
+        manager = rank.begin({"w": np.zeros(3)})
         manager.save(1, {"w": np.zeros(3)}, metrics={"loss": 1.0})
         assert not caplog.records
         manager.save(2, {"w": np.zeros(3)}, {"loss": 0.5})
@@ -185,8 +183,7 @@ def test_a_restore_that_fails_on_one_rank_moves_no_iterator_of_any(ranks: int):
     stand: dict[int, list[int]] = {}
 
     def script(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore()
+        manager = rank.begin()
         manager.save(1, {"w": np.ones(2)}, items={"a": _Rows(1), "b": _Rows(1)}, force=True)
         manager.wait_until_finished()
         items = {"a": _Rows(99), "b": _Rows(99, broken=rank.number == ranks - 1)}
@@ -202,8 +199,7 @@ def test_a_restore_that_fails_on_one_rank_moves_no_iterator_of_any(ranks: int):
 
 def test_a_state_whose_keys_cannot_be_sorted_is_refused_by_path_and_leaves_no_trace():
     def script(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore(None)
+        manager = rank.begin()
         cases: tuple[tuple[str, dict[str, Any]], ...] = (
             ("a", {"state": {"a": {1: 1, "b": 2}}}),
             ("a", {"state": {}, "items": {"ema": {"a": {1: np.ones(1), "b": 2}}}}),

@@ -25,8 +25,7 @@ def test_a_run_whose_files_vanish_goes_on(remove: Callable[[Path], None], seed: 
     promised, lost, durable, restored = set[int](), set[int](), set[int](), list[tuple[int, str]]()
 
     def trains(rank: Rank) -> None:
-        manager = rank.open("first")
-        manager.restore()
+        manager = rank.begin()
         for step in range(1, STEPS + 1):
             if step == 10 + seed and not rank.number:
                 loop = next(iter(world.hosts.values())).loop
@@ -61,8 +60,7 @@ def test_a_run_whose_files_vanish_goes_on(remove: Callable[[Path], None], seed: 
 
 def _hold(rank: Rank) -> raystate.StateManager:
     """Step 1 lies in memory only."""
-    manager = rank.open("first")
-    manager.restore()
+    manager = rank.begin()
     manager.save(1, {"w": np.ones(8, np.float32)})
     rank.rest(0.5)
     return manager
@@ -84,8 +82,7 @@ def test_nobody_waits_for_a_word_that_nobody_can_read() -> None:
         assert manager.restore() is None
         assert world.now_s - began_s < 10.0
 
-    with world:
-        world.play(trains)
+    world.play_all(trains)
 
 
 def test_a_slot_without_its_layout_is_not_adopted() -> None:

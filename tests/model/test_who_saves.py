@@ -12,7 +12,7 @@ DEADLINE_S = 10.0
 
 
 def test_one_rank_saves_and_the_other_does_not():
-    world = World(1, ranks=2, nodes=2, save_every_steps=1000, barrier_timeout_s=DEADLINE_S)
+    world = World(ranks=2, nodes=2, save_every_steps=1000, barrier_timeout_s=DEADLINE_S)
     waited_s: list[float] = []
 
     def saves(rank: Rank, manager: raystate.StateManager) -> None:
@@ -21,8 +21,7 @@ def test_one_rank_saves_and_the_other_does_not():
             manager.save(step + 1, {"w": np.zeros(8)})
 
     def script(rank: Rank) -> None:
-        manager = rank.open("group")
-        manager.restore(None)
+        manager = rank.begin()
         began_s = rank.world.now_s
         if rank.number == 0:
             with pytest.raises(raystate.BarrierTimeoutError, match="rank 1"):
@@ -32,6 +31,5 @@ def test_one_rank_saves_and_the_other_does_not():
             while not waited_s:
                 rank.rest(0.1)
 
-    with world:
-        world.play(script, 2)
+    world.play_all(script)
     assert DEADLINE_S <= waited_s[0] <= 3 * DEADLINE_S

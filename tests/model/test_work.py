@@ -67,8 +67,7 @@ def play(counts: Counter[str], script: Callable[[Rank, Callable[[str], None]], N
 
 def saving(steps: int) -> Callable[[Rank, Callable[[str], None]], None]:
     def script(rank: Rank, mark: Callable[[str], None]) -> None:
-        manager = rank.open("group")
-        manager.restore(STATE)
+        manager = rank.begin(STATE)
         for step in range(1, 1 + 2 * steps):
             if step == steps + 1:
                 mark("before")
@@ -116,8 +115,7 @@ def test_a_restore(counts: Counter[str]):
     """From memory, of a living group: each rank asks which step, and tells that it has it. Nothing comes from storage."""
 
     def script(rank: Rank, mark: Callable[[str], None]) -> None:
-        manager = rank.open("group")
-        manager.restore(STATE)
+        manager = rank.begin(STATE)
         for step in (1, 2):
             manager.save(step, STATE)
             rank.rest(STEP_S)

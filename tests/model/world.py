@@ -21,6 +21,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from raystate.arena import HostArena, arena_path, default_root
 from raystate.config import StateConfig
 from raystate.core.formats.errors import RaystateError, StorageError
@@ -63,6 +65,11 @@ def _remove(folder: Path, held: int | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if held is not None:
         os.close(held)
+
+
+def state(step: int) -> dict[str, Any]:
+    """What a step's bytes are, where nothing else is of interest."""
+    return {"w": np.full(8, step, np.float32)}
 
 
 class Violation(AssertionError):  # noqa: N818 - it is a finding
@@ -430,6 +437,12 @@ class Rank:
         )
         return self.manager
 
+    def begin(self, reference: Any = None, group: str = "first", *, launched: bool = True) -> StateManager:
+        """The same, which has restored what there is."""
+        manager = self.open(group, launched=launched)
+        manager.restore(reference)
+        return manager
+
     def kill(self) -> None:
         """SIGKILL: nothing that it holds is given back by itself."""
         link, manager = self.link, self.manager
@@ -464,7 +477,7 @@ class World:
         config: fields of the StateConfig.
     """
 
-    def __init__(self, seed: int, *, ranks: int, nodes: int, paces: Sequence[float] = (), **config: Any):
+    def __init__(self, seed: int = 1, *, ranks: int = 1, nodes: int = 1, paces: Sequence[float] = (), **config: Any):
         self.rng = Random(seed)
         self.ranks = ranks
         self.paces = tuple(paces) or (1.0,) * ranks
@@ -679,9 +692,13 @@ class World:
             if rank.error is not None and not (self.crashed and isinstance(rank.error, RaystateError)):
                 raise rank.error
 
-    def play(self, script: Callable[[Rank], None], ranks: int = 1) -> None:
-        """One worker group, each rank with this script, to its end. Every error counts."""
-        group = [Rank(self, number, script) for number in range(ranks)]
+    def play(self, script: Callable[[Rank], None], ranks: int | None = None) -> None:
+        """One worker group, each rank with this script, to its end. Every error counts.
+
+        Args:
+            ranks: None: those of the world.
+        """
+        group = [Rank(self, number, script) for number in range(self.ranks if ranks is None else ranks)]
         try:
             self.run(group)
             for rank in group:
@@ -690,6 +707,12 @@ class World:
         finally:
             for rank in group:
                 rank.kill()
+
+    def play_all(self, *scripts: Callable[[Rank], None]) -> None:
+        """One worker group after the other; then the world closes."""
+        with self:
+            for script in scripts:
+                self.play(script)
 
     def _turn(self, ranks: list[Rank]) -> None:
         outstanding = (len(self.tasks), len(self.events))
