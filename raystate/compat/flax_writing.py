@@ -15,7 +15,6 @@ from flax import serialization
 from raystate.arrays import Described, HeldState, describe, hold, host_arrays, native, views
 from raystate.checksum import crc32c
 from raystate.compat.flax_errors import TargetError
-from raystate.compat.flax_replacing import replace_with_object, replace_with_tree
 from raystate.compat.flax_several import Meeting, Share
 from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.core.formats.local_values import local_checksums
@@ -24,8 +23,9 @@ from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
 from raystate.storage import Storage, posix, replace_tree
 from raystate.storage.names import METADATA
-from raystate.storage.placing import TEMPORARY, FixedNames
+from raystate.storage.placing import TEMPORARY
 from raystate.storage.replacing import OLD
+from raystate.storage.replacing_objects import FixedNames, replace_with_files, replace_with_object
 
 logger = logging.getLogger("raystate")
 
@@ -124,7 +124,7 @@ class Tree:
             except StorageError as failed:  # the failure that is already on its way says more
                 logger.warning("left-overs of an unfinished save stay in %s/%s: %s", storage.url, name, failed.message)
             raise
-        replace_with_tree(fixed, files)
+        replace_with_files(fixed, files)
 
     def _files(self, storage: Storage, prefix: str, save: str) -> dict[str, bytes]:
         """Write the arrays below `prefix`; every file with a fixed name -> its bytes."""

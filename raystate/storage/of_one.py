@@ -12,13 +12,12 @@ from raystate.storage.names import MANIFEST, METADATA, STATE, TREE_METADATA
 
 _ITEM = "state"  # that every checkpoint of ours has
 # Orbax's files of one tree, and of a step beside them; ours are the same.
-_TREE = re.compile(
-    r"_METADATA|_sharding|_strings\.json|commit_success\.txt|checkpoint|array_metadatas/process_\d+"
-    r"|(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[^/]+)"
-)
+_SAYS = r"_METADATA|_sharding|_strings\.json|commit_success\.txt|checkpoint|array_metadatas/process_\d+"
+_TREE = re.compile(rf"{_SAYS}|(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[^/]+)")
 _STEP = re.compile(r"_CHECKPOINT_METADATA|commit_success\.txt|orbax\.checkpoint|descriptor/descriptor\.pbtxt")
 _CHUNK = re.compile(r"\.zarray|zarr\.json|\d+(\.\d+)*|c(/\d+)*")  # of an array without OCDBT
 _SMALL = re.compile(r"metadata|metrics|commit_success\.txt|process_\d+-of-\d+\.json")  # of an item of JSON or of iterators
+_FIXED = re.compile(rf"({_STEP.pattern})|([^/]+/)?({_SAYS}|manifest\.ocdbt|{_SMALL.pattern})")
 
 # Data of a save that may not have come to the files with fixed names: of an item, or of a tree without one, as flax_checkpoints writes it.
 _DATA = re.compile(r"(?:([^/]+)/)?(?:ocdbt\.process_|d/)(s[0-9a-f]{16})h")
@@ -47,6 +46,15 @@ def is_unfinished(names: Iterable[str]) -> bool:
     trees = {name.rpartition("/")[0] for name in names if name.rpartition("/")[2] in (TREE_METADATA, MANIFEST)}
     others = {tree for tree in trees if tree and "/" not in tree and tree != _ITEM} - set(saves)
     return bool(own) and not others and every <= own
+
+
+def says_what_is_there(name: str) -> bool:
+    """Whether a reader finds out by this file what a checkpoint holds; it is small, and its name tells nothing of who wrote it.
+
+    Args:
+        name: relative to the checkpoint's folder; the whole name of a checkpoint that is a single object.
+    """
+    return "/" not in name or _FIXED.fullmatch(name) is not None
 
 
 def items_of(metadata: bytes) -> frozenset[str] | None:
@@ -82,6 +90,10 @@ def not_of_one(names: Iterable[str], items: frozenset[str] | None) -> list[str]:
         item, slash, rest = name.partition("/")
         if not slash or {STATE, METADATA} & set(rest.split("/")):  # another checkpoint, or a run
             return False
+        if _DATA.match(name) and by_item[item].isdisjoint(
+            (TREE_METADATA, MANIFEST)
+        ):  # a replaced save's, which has died at its end
+            return True
         if items is None:
             return _SMALL.fullmatch(rest) is not None or _of_a_tree(rest, by_item[item])
         # Only its handler knows which files an item has that is no tree.

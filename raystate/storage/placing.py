@@ -21,11 +21,12 @@ from typing import Self
 from raystate.core.formats.errors import StorageError
 from raystate.storage import posix
 from raystate.storage.attempts import storage_error
-from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, Storage
+from raystate.storage.base import Listing, ObjectExistsError, Storage
 from raystate.storage.names import MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA
 from raystate.storage.of_one import is_unfinished, items_of, not_of_one
 from raystate.storage.owner import owner_of
 from raystate.storage.replacing import OLD, put_back, replace_tree
+from raystate.storage.replacing_objects import FixedNames, replace_with_files
 
 logger = logging.getLogger("raystate")
 
@@ -246,47 +247,6 @@ class _RenamedFolder(NewFolder):
             self._lock = None
 
 
-class FixedNames:
-    """The files with fixed names that one save creates in its folder of an object store, beside data that have its id in their names.
-
-    Another save that overwrites, of a signal's handler or of another process, may take the folder in the midst of this one, and then has
-    files of the same names. Whose they are `METADATA` tells, which is created first: its bytes have the time of their save in them.
-
-    Attributes:
-        save: the id.
-    """
-
-    def __init__(self, storage: Storage, folder: str, save: str):
-        self.storage = storage
-        self.save = save
-        self.folder = folder
-        self._created: dict[str, bytes] = {}
-
-    def create(self, name: str, data: bytes) -> None:
-        """`name`: relative to the folder. Raises ObjectExistsError: another save has created it."""
-        full = f"{self.folder}/{name}"
-        self._created[full] = data  # before: one whose answer is lost may be there
-        try:
-            self.storage.create_or_same(full, data)
-        except ObjectExistsError:
-            del self._created[full]
-            raise
-
-    def are_mine(self) -> bool:
-        """Whether no other save has taken the folder since they were created."""
-        metadata = f"{self.folder}/{METADATA}"
-        return metadata in self._created and self.storage.find(metadata) == self._created[metadata]
-
-    def discard(self) -> None:
-        """Remove what this save has written, and nothing of another one."""
-        found = self.storage.list(self.folder)
-        created = self._created if self.are_mine() else {}  # after the list: so all that it has was of this save
-        going = [info for info in found if info.name in created or self.save in info.name]
-        marker = f"{self.folder}/{MARKER}"
-        self.storage.delete_all([info for info in going if info.name == marker])
-        self.storage.delete_all([info for info in going if info.name != marker])
-
-
 class _MarkedFolder(NewFolder):
     """On an object store. Of two who save to one name the first to create `METADATA` goes on, until one who overwrites deletes it."""
 
@@ -298,39 +258,7 @@ class _MarkedFolder(NewFolder):
     def publish(self, files: Mapping[str, bytes]) -> None:
         if self.found and not {*self.found} <= {*self.storage.list(self.folder)}:
             raise self._refused("somebody else has saved there meanwhile")
-        names = sorted((name for name in files if name != MARKER), key=lambda name: (name != METADATA, name))
-        old = {info.name: info for info in self.found}
-        marker = f"{self.folder}/{MARKER}"
-        in_the_way = [old[full] for name in names if (full := f"{self.folder}/{name}") in old]
-        try:
-            # First: then no reader takes the rest.
-            self.storage.delete_all([old[marker]] if marker in old else [])
-            self.storage.delete_all(in_the_way)
-            for name in names:
-                self._fixed.create(name, files[name])
-            # Before the marker: a reader must not find files of the old one among those of the new one.
-            self.storage.delete_all([info for info in self.found if info.name != marker and info not in in_the_way])
-            self._fixed.create(MARKER, files[MARKER])
-            if not self._fixed.are_mine():
-                raise ObjectExistsError(f"{self.folder}/{METADATA} is not this save's any more", operation="save", path=self.folder)
-        except (ObjectExistsError, ObjectChangedError) as error:
-            raise self._refused("somebody else saves there at this moment") from error
-        except StorageError as error:
-            if not self.found:
-                raise
-            raise StorageError(f"{error.message}. {self._what_is_left()}: save again", **error.details) from error
-
-    def _what_is_left(self) -> str:
-        """Of the checkpoint that was being replaced, as a sentence."""
-        if not any(info.name == f"{self.folder}/{MARKER}" for info in self.found):
-            return "There was no whole checkpoint before, and none is there now"
-        try:
-            left = {info.name for info in self.storage.list(self.folder)}
-        except StorageError as error:
-            return f"Whether the checkpoint that was being replaced is still there, storage doesn't say ({error.message})"
-        if left >= {info.name for info in self.found}:
-            return "The checkpoint that was to be replaced is still there, whole"
-        return "The checkpoint that was there was being replaced, and none is there now"
+        replace_with_files(self._fixed, files, self.found)
 
     def _begin(self) -> None:
         pass

@@ -30,7 +30,6 @@ from raystate.orbax.step_reader import StepReader
 from raystate.storage import ObjectExistsError, StepFolder, Storage, StorageWrapper, open_storage
 from raystate.storage.names import MARKER, log_name
 from raystate.transfer import boxes, export_step, import_steps, open_source, orbax_export, orbax_tree, places
-from raystate.transfer.picking import Picked
 from raystate.transfer.places import open_place
 from raystate.transfer.progress import Tally
 from tests.cli.transfers import STEP, a_run, files, incoming_leaves, leaves, notes, of_dtype, raystate_command, run, state  # noqa: F401 - fixtures
@@ -366,7 +365,7 @@ def test_the_command_tells_what_it_did(one_run: Path, tmp_path: Path, capsys: py
 
 MISTAKES = {
     "step": (["{run}", "7", "{out}/x.npz"], "has no step 7; it has [1200]"),
-    "step word": (["{run}", "newst", "{out}/x.npz"], "STEP: expected a number or 'latest', not 'newst'"),
+    "step word": (["{run}", "newst", "{out}/x.npz"], "STEP: expected a step's number or 'latest', not 'newst'"),
     "storage": (["{out}/nowhere", "7", "{out}/x.npz"], "nowhere has no step"),
     "format": (["{run}", "latest", "{out}/x", "--format", "hdf5"], "'hdf5' is none of safetensors, npz, orbax, copy"),
     "ending": (["{run}", "latest", "{out}/x.npz", "--format", "orbax"], "ends like a npz file"),
@@ -492,13 +491,13 @@ def to_bucket(storage: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         orbax_export, "build_files", lambda *_: {"_CHECKPOINT_METADATA": b"{}", "default/_METADATA": b"", MARKER: b""}
     )
     tree = TreeSpec(item="default", leaves=())
-    orbax_export._on_gcs(storage, storage.url, 3, tree, Picked(tree=tree, read=lambda _: []), False, Tally(lambda *_: None, 0))
+    orbax_export.write_step(storage, 3, tree, lambda _: [], verify=False, tally=Tally(lambda *_: None, 0))
 
 
 def test_an_export_that_was_faster_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slower one removed it."""
     storage = Faster(open_storage(f"memory://{tmp_path.name}/a"))
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(StorageError, match="somebody else saves there"):
         to_bucket(storage, monkeypatch, tmp_path)
     assert [info.name for info in storage.list()] == sorted(storage.others)
 

@@ -246,10 +246,10 @@ def test_what_a_dead_save_left_in_a_bucket_is_overwritten(nth: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_failure_at_any_point_leaves_nothing_new(storage: Storage, overwrite: bool):
+def test_a_failure_at_any_point_leaves_what_was_there(storage: Storage, overwrite: bool):
     if storage.url.startswith("gs://"):
         pytest.skip("as on the memory back end, only slower")
-    nth, fails, lost = 0, True, 0
+    nth, fails = 0, True
     while fails:
         for info in storage.list():
             storage.delete(info.name)
@@ -259,18 +259,12 @@ def test_a_failure_at_any_point_leaves_nothing_new(storage: Storage, overwrite: 
         failing = FailingAt(storage, nth)
         try:
             place = write(failing, "one", b"2", overwrite=overwrite)
-            assert tree(storage) == expected(place, b"2") or storage.is_directory  # left-overs of the old one are warned of
+            assert tree(storage).items() >= expected(place, b"2").items()  # left-overs of the old one are warned of
             fails = failing.left < 0
-        except StorageError as error:
-            found, said = tree(storage), error.message
-            assert ("none is there now" in said) == (found != old), said
-            if found != old:  # an object store, between the old marker and the new one
-                assert overwrite and not storage.is_directory
-                assert f"one/{MARKER}" not in found and found.items() <= old.items()
-                lost += 1
+        except StorageError:
+            assert tree(storage) == old
         nth += 1
     assert nth > 5
-    assert bool(lost) == (overwrite and not storage.is_directory)
 
 
 def test_the_faster_of_two_wins(storage: Storage):
