@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +113,7 @@ class ExportPlace(abc.ABC):
     def _open(self, name: str) -> Any:
         """A written file, to read."""
 
-    @abc.abstractmethod
-    def _close(self) -> None:
+    def _close(self) -> None:  # noqa: B027 - most have nothing to do
         """Everything is written."""
 
     @abc.abstractmethod
@@ -181,9 +181,6 @@ class LocalPlace(ExportPlace):
     def _open(self, name: str) -> Any:
         return (self.staging / name).open("rb")
 
-    def _close(self) -> None:
-        pass
-
     def _commit(self) -> None:
         moved: list[Path] = []
         try:
@@ -230,17 +227,16 @@ class LocalPlace(ExportPlace):
 class RemotePlace(ExportPlace):
     """A folder of any file system that fsspec knows. Files are written under their own names, in order."""
 
-    def __init__(self, url: str, tops: Iterable[str], *, opened: tuple[Any, str] | None = None):
+    def __init__(self, url: str, tops: Iterable[str]):
         super().__init__(url.rstrip("/"), tops)
-        self._fs, root = opened or open_files(url, field="dst", write=True)
+        self._fs, root = open_files(url, field="dst")
         self._root = root.rstrip("/")
         self._begun: list[str] = []
-        if opened is None:
-            for top in self.tops:
-                with storage_errors("look for", f"{self.url}/{top}"):
-                    taken = self._fs.exists(self._path(top))
-                if taken:
-                    raise refuse_existing(self.url, top)
+        for top in self.tops:
+            with storage_errors("look for", f"{self.url}/{top}"):
+                taken = self._fs.exists(self._path(top))
+            if taken:
+                raise refuse_existing(self.url, top)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if self._root else name
@@ -261,9 +257,6 @@ class RemotePlace(ExportPlace):
 
     def _open(self, name: str) -> Any:
         return self._fs.open(self._path(name), "rb")
-
-    def _close(self) -> None:
-        pass
 
     def _commit(self) -> None:
         pass
@@ -287,57 +280,51 @@ class RemotePlace(ExportPlace):
 
 
 class ArchivePlace(ExportPlace):
-    """Inside a new archive: zip://folder::<URL of the file>."""
+    """Inside a new archive: zip://folder::<URL of the file>. The file is the one that is written at its own place."""
 
     def __init__(self, url: str, tops: Iterable[str]):
         super().__init__(url, tops)
         first, _, outer = url.partition(CHAIN)
+        scheme, _, folder = first.partition("://")
+        if scheme != "zip":
+            text = f"dst: nothing can be written into a {scheme}:// archive; zip://…::… can"
+            raise ConfigError(text, field="dst", got=url)
         if CHAIN in outer:
             raise ConfigError(f"dst: {url!r}: an archive in an archive can't be written", field="dst", got=url)
-        folder, name = split(outer)
-        if not name:
+        above, self._name = split(outer)
+        if not self._name:
             raise ConfigError(f"dst: {url!r} names no file for the archive; such as zip://::runs.zip", field="dst", got=url)
-        self._outer = open_place(folder, [name])  # refuses one that exists
-        path = local_path(folder)
-        written = f"{self._outer.staging}/{name}" if isinstance(self._outer, LocalPlace) else outer
-        self._archive = f"{first}{CHAIN}{f'file://{written}' if path is not None else outer}"
-        self._file = written
-        self._inner: RemotePlace | None = None
+        self._begin = f"{folder.strip('/')}/".lstrip("/")  # of the names in it
+        self._outer = open_place(above, [self._name])  # refuses one that exists
+        self._writing = contextlib.ExitStack()
+        self._archive: zipfile.ZipFile | None = None
 
     def _create(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        if self._inner is None:
-            self._inner = RemotePlace(self.url, self.tops, opened=open_files(self._archive, field="dst", write=True))
-        return self._inner._create(name)
+        if self._archive is None:
+            file = self._writing.enter_context(self._outer._create(self._name))
+            self._archive = self._writing.enter_context(zipfile.ZipFile(file, "w"))
+        return self._archive.open(self._begin + name, "w", force_zip64=True)
 
     def _open(self, name: str) -> Any:
-        if self._inner is None:
-            self._inner = RemotePlace(self.url, self.tops, opened=open_files(self._archive, field="dst"))
-        return self._inner._open(name)
+        if self._archive is None:
+            self._archive = zipfile.ZipFile(self._outer._open(self._name))
+        return self._archive.open(self._begin + name)
 
     def _close(self) -> None:
-        if self._inner is not None:
-            self._inner._fs.close()
-            self._inner._fs.of.close()
-            self._inner = None
+        self._writing.close()
+        self._archive = None
 
     def _commit(self) -> None:
-        self._close_reading()
-        if isinstance(self._outer, LocalPlace):
-            posix.fsync(self._file)
+        if self._archive is not None and self._archive.fp is not None:
+            self._archive.fp.close()
         self._outer._commit()
         self._outer._committed = True
 
     def _discard(self) -> None:
+        given_up = StorageError("given up", operation="write", path=self.url)
         with contextlib.suppress(Exception):
-            self._close()
-        if isinstance(self._outer, RemotePlace):
-            self._outer._begun.append(self._outer._path(self._outer.tops[0]))
+            self._writing.__exit__(StorageError, given_up, None)
         self._outer._discard()
-
-    def _close_reading(self) -> None:
-        if self._inner is not None:
-            self._inner._fs.zip.close()
-            self._inner = None
 
 
 def _abandon(file: Any) -> None:

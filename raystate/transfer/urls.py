@@ -14,7 +14,6 @@ from raystate.storage.attempts import storage_error
 
 CHAIN = "::"  # between an archive's URL and that of the file that it is
 _ALIASES = {"gcs": "gs", "s3a": "s3", "local": "file"}
-_WRITABLE_ARCHIVES = ("zip",)
 
 
 def text_of(url: str | os.PathLike[str], field: str) -> str:
@@ -60,7 +59,7 @@ def split(url: str) -> tuple[str, str]:
     return f"{scheme}://{folder}{chain}{rest}", name
 
 
-def open_files(url: str, *, field: str, write: bool = False) -> tuple[Any, str]:
+def open_files(url: str, *, field: str) -> tuple[Any, str]:
     """fsspec's file system for a URL, and the path in it.
 
     Raises:
@@ -69,12 +68,8 @@ def open_files(url: str, *, field: str, write: bool = False) -> tuple[Any, str]:
     """
     import fsspec
 
-    scheme = url.partition("://")[0]
-    archives = {"zip": {"mode": "w"}} if write else {}
-    if write and CHAIN in url and scheme not in _WRITABLE_ARCHIVES:
-        raise ConfigError(f"{field}: nothing can be written into a {scheme}:// archive; zip://…::… can", field=field, got=url)
     try:
-        return fsspec.core.url_to_fs(url, **(archives if CHAIN in url else {}))
+        return fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:  # "Protocol not known", "Install s3fs to access S3"
         raise ConfigError(f"{field}: {url!r} can't be opened: {error}", field=field, got=url) from error
     except FileNotFoundError as error:
