@@ -16,7 +16,6 @@ class ByteFile:
     Args:
         storage: the folder it lies in.
         name: its name there.
-        timeout_s: for each wait on storage.
 
     Attributes:
         where: its URL, for errors.
@@ -24,15 +23,14 @@ class ByteFile:
         bytes_read: so far.
     """
 
-    def __init__(self, storage: Storage, name: str, *, timeout_s: float = 600.0):
+    def __init__(self, storage: Storage, name: str):
         self.where = f"{storage.url}/{name}"
         found = storage.stat(name)
         self.size = found.size
         self._storage, self._generation = storage, found.generation
         self.bytes_read = 0
         self._name = name
-        self._timeout_s = timeout_s
-        self._store = kv.open_store(storage.kvstore(""), timeout_s=timeout_s, ctx=kv.context(io_concurrency=4))
+        self._store = kv.open_store(storage.kvstore(""), kv.context(io_concurrency=4))
         self._window = b""
         self._window_start = 0
 
@@ -49,7 +47,7 @@ class ByteFile:
             raise self.truncated(start, length)
         try:
             with kv.named_errors(f"reading {self.where}", damage=True, path=self.where):
-                got = self._store.read(self._name, byte_range=slice(start, start + length)).result(timeout=self._timeout_s)
+                got = kv.result(self._store.read(self._name, byte_range=slice(start, start + length)))
             if got.state != "value" or len(got.value) != length:
                 raise self.truncated(start, length)
         except CorruptCheckpointError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,7 @@ import tensorstore as ts
 
 from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.tree import ArraySpec, LeafSpec, PathKey, TreeSpec
-from raystate.legacy.boxes import read_box
-from raystate.legacy.byte_file import ByteFile
+from raystate.legacy.byte_file import READ_BYTES, WINDOW_BYTES, ByteFile
 from raystate.legacy.msgpack_tree import FileArray, Node, read_structure
 from raystate.legacy.names import GDA
 from raystate.orbax import kv
@@ -27,7 +27,6 @@ ITEM = "state"
 STRUCTURE = "checkpoint"  # Orbax's msgpack file in a folder
 _OF_PROCESSES = "//GDAPlaceholder:"  # flax's text in the place of an array that lies beside the file
 _OF_ORBAX = "PLACEHOLDER://"
-_BYTES_IN_FLIGHT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,6 @@ class LegacyReader(StepReader):
     Args:
         storage: the folder that the file lies in.
         name: the file, or a folder with a file `checkpoint` in it, as Orbax's older versions wrote.
-        timeout_s: for each wait on storage.
 
     Attributes:
         is_file: it is a file, not a folder.
@@ -55,11 +53,10 @@ class LegacyReader(StepReader):
         StorageError: storage failed.
     """
 
-    def __init__(self, storage: Storage, name: str, *, timeout_s: float = 600.0):
-        super().__init__(storage, name, timeout_s=timeout_s)
+    def __init__(self, storage: Storage, name: str):
+        super().__init__(storage, name)
         self.is_file = storage.exists(name)
-        self._legacy_timeout_s = timeout_s
-        self._file_of_tree = ByteFile(storage, name if self.is_file else f"{name}/{STRUCTURE}", timeout_s=timeout_s)
+        self._file_of_tree = ByteFile(storage, name if self.is_file else f"{name}/{STRUCTURE}")
         self.is_replaced = self._file_of_tree.is_replaced
         self._structure = read_structure(self._file_of_tree)
         beside = f"{name}{GDA}/" if self.is_file else f"{name}/"
@@ -67,7 +64,7 @@ class LegacyReader(StepReader):
         self._arrays_where = f"{storage.url}/{beside}"
         self._prefix = _OF_PROCESSES if self.is_file else _OF_ORBAX
         self._ocdbt = not self.is_file and storage.exists(f"{name}/{MANIFEST}")
-        self._ctx = kv.context(io_concurrency=32)
+        self._ctx = kv.context()
         self._beside_bytes = 0
 
     @property
@@ -105,8 +102,6 @@ class LegacyReader(StepReader):
             [requests[place] for place in stored],
             what=lambda leaf: f"reading array {arrays[leaf].name!r} in {self._arrays_where}",
             facts=lambda leaf: {"path": arrays[leaf].name},
-            bytes_in_flight=_BYTES_IN_FLIGHT,
-            timeout_s=self._legacy_timeout_s,
             on_bytes=self._count,
         )
         if stored:
@@ -161,7 +156,6 @@ class LegacyReader(StepReader):
             numbers=(),
             named=lambda name: kv.named_errors(f"opening array {name!r} in {self._arrays_where}", damage=True, path=name),
             context=self._ctx,
-            timeout_s=self._legacy_timeout_s,
         )
         for place, name in names.items():
             found[place] = (found[place][0], _Beside(stores[name]))
@@ -228,3 +222,56 @@ def _small_array(node: bytes | complex) -> np.ndarray:
 
 def _spec(shape: Sequence[int], dtype: str, chunk: Sequence[int | None]) -> ArraySpec:
     return ArraySpec(shape=tuple(shape), dtype=dtype, chunk=tuple(max(1, size or 1) for size in chunk), typestr="np.ndarray")
+
+
+# ---------------------------------------------------------------- boxes of arrays that lie row-major in a file, in pieces
+
+Index = tuple[int, ...]
+
+
+def read_box(file: ByteFile, array: FileArray, start: Index, shape: Index) -> np.ndarray:
+    """A box of an array. Beside the box itself at most `READ_BYTES` are held.
+
+    Args:
+        file: where its bytes are.
+        array: of which shape and dtype.
+        start, shape: the box, in elements.
+    """
+    box = np.empty(shape, array.dtype)
+    if box.size:
+        _fill(file, array, box, 0, array.shape, start)
+    return box
+
+
+def _fill(file: ByteFile, array: FileArray, box: np.ndarray, offset: int, shape: Index, start: Index) -> None:
+    """Fill a box of the subarray of this shape, whose bytes begin at `offset` of the array's."""
+    itemsize = array.dtype.itemsize
+    if not shape:
+        box[()] = np.frombuffer(_flat(file, array, offset, itemsize), array.dtype)[0]
+        return
+    row_bytes = math.prod(shape[1:]) * itemsize
+    inner = tuple(slice(begin, begin + length) for begin, length in zip(start[1:], box.shape[1:], strict=True))
+    if row_bytes > READ_BYTES:
+        for row in range(box.shape[0]):
+            _fill(file, array, box[row, ...], offset + (start[0] + row) * row_bytes, shape[1:], start[1:])
+        return
+    rows_at_once = max(1, READ_BYTES // row_bytes)
+    for row in range(0, box.shape[0], rows_at_once):
+        rows = min(rows_at_once, box.shape[0] - row)
+        data = _flat(file, array, offset + (start[0] + row) * row_bytes, rows * row_bytes)
+        box[row : row + rows] = np.frombuffer(data, array.dtype).reshape(rows, *shape[1:])[(slice(None), *inner)]
+
+
+def _flat(file: ByteFile, array: FileArray, offset: int, length: int) -> bytes:
+    """These of the array's bytes, wherever its pieces lie."""
+    parts: list[bytes] = []
+    for begin, size in array.extents:
+        if offset < size and length:
+            taken = min(length, size - offset)
+            # Small arrays lie one after the other: one request brings many.
+            read = file.peek if taken * 2 < WINDOW_BYTES else file.read
+            parts.append(read(begin + offset, taken))
+            offset, length = 0, length - taken
+        else:
+            offset -= min(offset, size)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

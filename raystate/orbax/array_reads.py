@@ -17,6 +17,7 @@ from raystate.machine_memory import node_memory
 from raystate.orbax import kv
 
 Request = tuple[int, tuple[int, ...], tuple[int, ...]]  # leaf index, start, shape, in elements of the global array
+BYTES_IN_FLIGHT = 1 << 30  # of chunks that are read at a time; one larger fetch goes alone
 _UNASKED_BYTES = 256 << 20  # so much is read without a look at what is free
 
 _Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, end
@@ -28,8 +29,6 @@ def read_boxes(
     *,
     what: Callable[[int], str],
     facts: Callable[[int], dict[str, Any]],
-    bytes_in_flight: int,
-    timeout_s: float,
     on_bytes: Callable[[int], None],
 ) -> list[np.ndarray]:
     """Read boxes.
@@ -39,8 +38,6 @@ def read_boxes(
         requests: the boxes.
         what: leaf index -> beginning of an error's message.
         facts: leaf index -> an error's attributes.
-        bytes_in_flight: at most so many bytes of chunks at a time; one larger fetch goes alone.
-        timeout_s: for each wait.
         on_bytes: called with the bytes of chunks that have come, bit by bit.
 
     Returns:
@@ -70,7 +67,7 @@ def read_boxes(
         nonlocal flying
         leaf, begun, indices, nbytes, future = waiting.popleft()
         with kv.named_errors(what(leaf), damage=True, **facts(leaf)):
-            data = future(timeout_s)
+            data = future()
         flying -= nbytes
         on_bytes(nbytes)
         for index in indices:
@@ -85,7 +82,7 @@ def read_boxes(
             assert spec is not None
             dtype = np.dtype(spec.dtype)
             nbytes = _volume(chunks) * dtype.itemsize
-            while waiting and flying + nbytes > bytes_in_flight:
+            while waiting and flying + nbytes > BYTES_IN_FLIGHT:
                 land()
             only = {requests[index] for index in indices}
             box = chunks if len(only) > 1 else _box(only.pop())
@@ -103,16 +100,16 @@ def read_boxes(
     return [part for part in parts if part is not None]
 
 
-def _read(view: ts.TensorStore, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[float], np.ndarray]:
+def _read(view: ts.TensorStore, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], np.ndarray]:
     """Begin to read; a function that waits for it. Large ones are read to where jax, on CPUs, can leave them."""
     if math.prod(shape) * dtype.itemsize <= SMALL_BYTES:
         reading = view.read(order="C")
-        return lambda timeout_s: reading.result(timeout=timeout_s)
+        return lambda: kv.result(reading)
     target = aligned(shape, dtype)
     writing = ts.array(target, copy=False, write=True).write(view)
 
-    def wait(timeout_s: float) -> np.ndarray:
-        writing.result(timeout=timeout_s)
+    def wait() -> np.ndarray:
+        kv.result(writing)
         return target
 
     return wait

@@ -51,7 +51,6 @@ def open_arrays(
     numbers: Collection[str],
     named: Callable[[str], AbstractContextManager[None]],
     context: ts.Context,
-    timeout_s: float,
     on_open: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, ts.TensorStore]:
     """Open arrays, all at once; nothing of their elements is read.
@@ -61,7 +60,6 @@ def open_arrays(
         numbers: the names of those that are numbers.
         named: name -> a context that gives the errors in it their names (`kv.named_errors`).
         context: TensorStore's.
-        timeout_s: for each wait.
         on_open: called with (how many are open, how many there are).
 
     Raises:
@@ -75,7 +73,7 @@ def open_arrays(
     stores: dict[str, ts.TensorStore] = {}
     for name, future in opening.items():
         with named(name):
-            stores[name] = future.result(timeout=timeout_s)
+            stores[name] = kv.result(future)
             if problem := _problem(stores[name], is_number=name in numbers):
                 raise ValueError(problem)
         on_open(len(stores), len(opening))

@@ -15,6 +15,7 @@ import tensorstore as ts
 
 from raystate.core.formats.errors import GCS_HINTS, CorruptCheckpointError, RaystateError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES
+from raystate.waits import LONGEST_S
 
 # Orbax's own settings for a checkpoint: values up to 1 KiB lie in the B-tree's nodes, one manifest file.
 OCDBT_CONFIG = {"manifest_kind": "single", "max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000}
@@ -41,7 +42,12 @@ _BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+[^\"\s]*")  # the rest of a key that is
 _MOST_OF_A_SENTENCE = 500
 
 
-def context(*, io_concurrency: int) -> ts.Context:
+def result(future: Any) -> Any:
+    """What an operation gives, which storage has `LONGEST_S` for."""
+    return future.result(timeout=LONGEST_S)
+
+
+def context(*, io_concurrency: int = 32) -> ts.Context:
     """A context of our own, so that caches and thread limits end with the work they were made for."""
     for name, value in _CURL.items():
         os.environ.setdefault(name, value)  # read when TensorStore makes its first connection
@@ -100,18 +106,18 @@ def bytes_written() -> int:
     return sum(int(words[1]) for words in lines if words[0].endswith("_bytes_written"))
 
 
-def open_store(spec: dict[str, Any], *, timeout_s: float, ctx: ts.Context | None = None) -> ts.KvStore:
-    return ts.KvStore.open(spec, context=ctx).result(timeout=timeout_s)
+def open_store(spec: dict[str, Any], ctx: ts.Context | None = None) -> ts.KvStore:
+    return result(ts.KvStore.open(spec, context=ctx))
 
 
-def list_keys(store: ts.KvStore, *, timeout_s: float) -> list[str]:
+def list_keys(store: ts.KvStore) -> list[str]:
     """All keys, in order."""
-    return sorted(key.decode() for key in store.list().result(timeout=timeout_s))
+    return sorted(key.decode() for key in result(store.list()))
 
 
-def read_key(store: ts.KvStore, key: str, *, timeout_s: float) -> bytes | None:
+def read_key(store: ts.KvStore, key: str) -> bytes | None:
     """The value, or None if there is none."""
-    got = store.read(key).result(timeout=timeout_s)
+    got = result(store.read(key))
     return got.value if got.state == "value" else None
 
 

@@ -43,7 +43,6 @@ def build_files(
     metrics: Mapping[str, float] | None = None,
     custom: Any = None,
     world: int = 1,
-    timeout_s: float = 600.0,
 ) -> dict[str, bytes]:
     """Merge the writers of a save and make the bytes of every fixed-name file of its step.
 
@@ -62,7 +61,6 @@ def build_files(
         metrics: as given to save.
         custom: JSON value; becomes Orbax's custom_metadata.
         world: number of processes.
-        timeout_s: for each wait on storage.
 
     Returns:
         Name relative to the step's folder -> bytes, the markers `commit_success.txt` included. What the merge itself wrote to
@@ -86,10 +84,10 @@ def build_files(
         strings.append(texts)
         base, names = kv_base_of(tree.item), list(writers.get(tree.item, ()))
         if scalars:
-            write_item(base, own, _as_arrays(tree, scalars), [(i, (), v) for i, v in scalars.items()], timeout_s=timeout_s)
+            write_item(base, own, _as_arrays(tree, scalars), [(i, (), v) for i, v in scalars.items()])
             names.append(own)
         if any(leaf.kind in ("array", "scalar") for leaf in tree.leaves):  # Orbax writes no database for texts alone
-            files[f"{tree.item}/manifest.ocdbt"] = merge_writers(base, names, save=save, tree=tree, timeout_s=timeout_s)
+            files[f"{tree.item}/manifest.ocdbt"] = merge_writers(base, names, save=save, tree=tree)
         if shardings := _shardings(tree):
             files[f"{tree.item}/_sharding"] = shardings
         if metadatas := _array_metadatas(tree):
@@ -116,7 +114,7 @@ def own_folders(item: str, save: str) -> dict[str, str]:
     return {f"{item}/{WRITER_PREFIX}{_own_writer(save)}": "", f"{item}/d": _nodes(save)}
 
 
-def merge_writers(base: dict[str, Any], writers: Sequence[str], *, save: str, tree: TreeSpec, timeout_s: float = 600.0) -> bytes:
+def merge_writers(base: dict[str, Any], writers: Sequence[str], *, save: str, tree: TreeSpec) -> bytes:
     """Merge the databases of exactly these writers, and check that the outcome has every array and every chunk.
 
     The merged database only points into the writers' data. Its manifest is kept in memory and returned; its B-tree nodes, if it
@@ -128,7 +126,7 @@ def merge_writers(base: dict[str, Any], writers: Sequence[str], *, save: str, tr
     where = f"item {tree.item!r} of save {save}"
     nodes = f"d/{_nodes(save)}"
     with kv.named_errors(f"merging {where} in {kv.url_of(base)}", damage=True, item=tree.item):
-        ctx = kv.context(io_concurrency=32)
+        ctx = kv.context()
         # Source and target of a copy between databases must share context and cache, and name their manifest's place.
         target = {
             **kv.ocdbt(base),
@@ -139,22 +137,20 @@ def merge_writers(base: dict[str, Any], writers: Sequence[str], *, save: str, tr
             "btree_node_data_prefix": nodes,
             "version_tree_node_data_prefix": nodes,
         }
-        parent = kv.open_store(target, timeout_s=timeout_s, ctx=ctx)
+        parent = kv.open_store(target, ctx)
         transaction = ts.Transaction(atomic=True)
         copies: list[Any] = []
         for writer in writers:
             folder = kv.below(base, f"{WRITER_PREFIX}{writer}/")
-            if kv.read_key(kv.open_store(folder, timeout_s=timeout_s), "manifest.ocdbt", timeout_s=timeout_s) is None:
+            if kv.read_key(kv.open_store(folder), "manifest.ocdbt") is None:
                 raise CorruptCheckpointError(f"{where}: writer {writer} has left no manifest", item=tree.item, writer=writer)
-            child = kv.open_store(kv.ocdbt(folder), timeout_s=timeout_s, ctx=ctx)
+            child = kv.open_store(kv.ocdbt(folder), ctx)
             copies.append(child.experimental_copy_range_to(parent.with_transaction(transaction)))
         for copy in copies:
-            copy.result(timeout=timeout_s)
-        transaction.commit_async().result(timeout=timeout_s)
-        _check_complete(parent, tree, where, timeout_s=timeout_s)
-        manifest = kv.read_key(
-            kv.open_store({"driver": "memory"}, timeout_s=timeout_s, ctx=ctx), "manifest.ocdbt", timeout_s=timeout_s
-        )
+            kv.result(copy)
+        kv.result(transaction.commit_async())
+        _check_complete(parent, tree, where)
+        manifest = kv.read_key(kv.open_store({"driver": "memory"}, ctx), "manifest.ocdbt")
         if manifest is None:
             raise CorruptCheckpointError(f"{where}: nothing was written", item=tree.item)
     return manifest
@@ -171,10 +167,10 @@ def _nodes(save: str) -> str:
     return f"{save}hm"
 
 
-def _check_complete(store: ts.KvStore, tree: TreeSpec, where: str, *, timeout_s: float) -> None:
+def _check_complete(store: ts.KvStore, tree: TreeSpec, where: str) -> None:
     """Every array's metadata and every chunk's key are in the merged database (cheap: only B-tree nodes are read)."""
     found: dict[str, int] = {}
-    for key in kv.list_keys(store, timeout_s=timeout_s):
+    for key in kv.list_keys(store):
         key = f"/{key}"  # so that an array without a name, which is the whole item, is no special case
         if key.endswith("/zarr.json"):
             name = key[1 : -len("/zarr.json")]

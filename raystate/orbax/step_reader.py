@@ -54,9 +54,6 @@ class StepReader:
         step: number of completed steps, or a name, for errors; None: as the folder is called.
         package: of a step that raystate wrote. Its bytes are used instead of the published small files, so that only the array
             data, which carry checksums of their own, are taken from there.
-        bytes_in_flight: at most so many bytes of arrays are being read at a time (one request may be larger).
-        io_concurrency: requests to storage at a time.
-        timeout_s: for each wait on storage.
 
     Attributes:
         is_replaced: whether another checkpoint has taken the place of this one since it was read first.
@@ -72,16 +69,11 @@ class StepReader:
         *,
         step: int | str | None = None,
         package: Package | None = None,
-        bytes_in_flight: int = 1 << 30,
-        io_concurrency: int = 32,
-        timeout_s: float = 600.0,
     ):
         last = step_prefix.strip("/").rpartition("/")[2]
         self._step: int | str = step if step is not None else int(last) if last.isascii() and last.isdigit() else last
         self._package = package
-        self._bytes_in_flight = bytes_in_flight
-        self._timeout_s = timeout_s
-        self._context = kv.context(io_concurrency=io_concurrency)
+        self._context = kv.context()
         self._files = StepFiles(storage, step_prefix.strip("/"), package=package, step=self._step)
         self._lock = threading.RLock()
         self._metadata: CheckpointMetadata | None = None
@@ -161,8 +153,6 @@ class StepReader:
             requests,
             what=lambda leaf: f"reading array {tree.leaves[leaf].name!r} of item {item!r} of step {self._step}",
             facts=lambda leaf: {"step": self._step, "item": item, "path": tree.leaves[leaf].name},
-            bytes_in_flight=self._bytes_in_flight,
-            timeout_s=self._timeout_s,
             on_bytes=self._count,
         )
 
@@ -185,8 +175,8 @@ class StepReader:
             return None
         with self._named(f"looking at the database of item {item!r}", item=item):
             specs = self.item_store(item), self._manifest(item) or self.item_store(item)
-            base, manifest = (kv.open_store(spec, timeout_s=self._timeout_s, ctx=self._context) for spec in specs)
-            return stored_values(base, manifest, timeout_s=self._timeout_s)
+            base, manifest = (kv.open_store(spec, self._context) for spec in specs)
+            return stored_values(base, manifest)
 
     def has_checksums(self, item: str, name: str) -> bool:
         """Whether the chunks of an array carry checksums, so that `read` refuses a flipped bit."""
@@ -262,7 +252,7 @@ class StepReader:
         reads = {node.name: stores[node.name].read() for node in metadata.nodes if node.kind == "scalar"}
         for name, future in reads.items():
             with self._named(f"reading scalar {name!r} of item {item!r}", item=item, path=name):
-                scalars[name] = future.result(timeout=self._timeout_s).item()
+                scalars[name] = kv.result(future).item()
         leaves: list[LeafSpec] = []
         for node in metadata.nodes:
             match node.kind:
@@ -329,7 +319,6 @@ class StepReader:
                     numbers={node.name for node in metadata.nodes if node.kind == "scalar"},
                     named=lambda name: self._named(f"opening array {name!r} of item {item!r}", item=item, path=name),
                     context=self._context,
-                    timeout_s=self._timeout_s,
                     on_open=self.on_open,
                 )
             return self._stores[item]
@@ -344,7 +333,7 @@ class StepReader:
         if data is None:
             return None
         spec = {"driver": "memory", "path": f"{item}/"}
-        kv.open_store(spec, timeout_s=self._timeout_s, ctx=self._context).write("manifest.ocdbt", data).result(self._timeout_s)
+        kv.result(kv.open_store(spec, self._context).write("manifest.ocdbt", data))
         return spec
 
     def _step_metadata(self) -> CheckpointMetadata:

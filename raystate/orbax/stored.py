@@ -8,6 +8,7 @@ from typing import Any
 import tensorstore as ts
 
 from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.orbax import kv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +24,12 @@ class StoredValue:
     file: str
 
 
-def stored_values(base: ts.KvStore, manifest: ts.KvStore, *, timeout_s: float) -> dict[str, StoredValue]:
+def stored_values(base: ts.KvStore, manifest: ts.KvStore) -> dict[str, StoredValue]:
     """All keys of a database, in order. Reads its tree, and no value.
 
     Args:
         base: the folder of the database.
         manifest: the folder of its manifest, which may lie elsewhere.
-        timeout_s: for each wait.
 
     Raises:
         CorruptCheckpointError: it has not the form that TensorStore gives to such a database.
@@ -37,12 +37,12 @@ def stored_values(base: ts.KvStore, manifest: ts.KvStore, *, timeout_s: float) -
     """
     found: dict[str, StoredValue] = {}
     try:
-        versions = ts.ocdbt.dump(manifest).result(timeout_s)["versions"]
+        versions = kv.result(ts.ocdbt.dump(manifest))["versions"]
         root = versions[-1]["root"].get("location") if versions else None
         nodes = [(root, b"")] if root else []
         while nodes:
             location, prefix = nodes.pop()
-            node: dict[str, Any] = ts.ocdbt.dump(base, location).result(timeout_s)
+            node: dict[str, Any] = kv.result(ts.ocdbt.dump(base, location))
             for entry in node["entries"]:
                 key = prefix + entry["key"]
                 if node["height"]:

@@ -28,8 +28,6 @@ def write_item(
     writer: str,
     tree: TreeSpec,
     pieces: Iterable[tuple[int, tuple[int, ...], np.ndarray]],
-    *,
-    timeout_s: float = 600.0,
 ) -> bool:
     """Write one writer's share of an item, durably, in one atomic transaction.
 
@@ -44,7 +42,6 @@ def write_item(
         tree: the whole item, equal for all writers.
         pieces: (leaf index, start, data): boxes of whole chunks, in elements of the global array. A piece without elements makes
             the array known (an array of size zero needs one).
-        timeout_s: for each wait on storage.
 
     Returns:
         Whether anything was written: False if there was no piece.
@@ -70,19 +67,19 @@ def write_item(
                 if leaf not in stores:
                     spec = array_spec(folder, tree.leaves[leaf].name, array, data_file_bytes=file_bytes, zstd_level=tree.zstd_level)
                     opening = ts.open(ts.Spec(spec), create=True, open=True, context=ctx, transaction=transaction)
-                    stores[leaf] = opening.result(timeout=timeout_s)
+                    stores[leaf] = kv.result(opening)
                 if data.size:
                     box = tuple(slice(s, s + n) for s, n in zip(start, data.shape, strict=True))
                     writes.append(stores[leaf][box].write(data, can_reference_source_data_indefinitely=True))
             for write in writes:
-                write.copy.result(timeout=timeout_s)
+                kv.result(write.copy)
         except BaseException:
             transaction.abort()
             raise
         if not stores:
             transaction.abort()
             return False
-        transaction.commit_async().result(timeout=timeout_s)
+        kv.result(transaction.commit_async())
     return True
 
 
@@ -121,7 +118,7 @@ def storable(dtype: str) -> bool:
     try:
         np.dtype(dtype)
         spec = {"driver": "zarr3", "kvstore": "memory://", "dtype": dtype, "metadata": {"shape": []}}
-        ts.open(ts.Spec(spec), create=True).result(timeout=60)
+        kv.result(ts.open(ts.Spec(spec), create=True))
     except (TypeError, ValueError):
         return False
     return True

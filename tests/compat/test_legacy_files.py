@@ -26,7 +26,8 @@ from orbax.checkpoint.aggregate_handlers import MsgpackHandler
 import raystate
 from raystate.compat import flax_checkpoints as ours
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, RaystateError
-from raystate.legacy import LegacyDirectory, boxes
+from raystate.legacy import LegacyDirectory
+from raystate.legacy import reader as legacy_reader
 from raystate.legacy.directory import steps_of
 from raystate.storage import open_storage
 
@@ -85,7 +86,7 @@ def test_large_arrays_come_in_chunks(tmp_path: Path, as_files: None, monkeypatch
     path = stock.save_checkpoint(tmp_path, tree, 0)
     assert "__msgpack_chunked_array__" in msgpack.unpackb(Path(path).read_bytes(), strict_map_key=False)["big"]
     for at_once in (64 << 20, 400, 4):  # all, a row, an element
-        monkeypatch.setattr(boxes, "READ_BYTES", at_once)
+        monkeypatch.setattr(legacy_reader, "READ_BYTES", at_once)
         same(raystate.load(path), tree)
         same(ours.restore_checkpoint(path, None), tree)
     whole = np.arange(1000, dtype=np.int32).tobytes()

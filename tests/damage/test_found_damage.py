@@ -138,8 +138,6 @@ def test_reads_that_nobody_wants_any_more_are_dropped_and_not_cancelled():
             [(index, (0,), (1,)) for index in arrays],
             what=lambda leaf: "reading",
             facts=lambda leaf: {},
-            bytes_in_flight=100,
-            timeout_s=1.0,
             on_bytes=lambda nbytes: None,
         )
     assert caught.value.__cause__ is not None  # whose traceback holds the frames

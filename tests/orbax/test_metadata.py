@@ -108,11 +108,11 @@ def test_keys_of_a_deep_database(tmp_path: Path):
     """Of several levels of nodes, which have the beginnings of their keys in common."""
     base = {"driver": "file", "path": f"{tmp_path}/"}
     spec = {"driver": "ocdbt", "base": base, "config": {"max_decoded_node_bytes": 600, "max_inline_value_bytes": 10}}
-    store = kv.open_store(spec, timeout_s=60)
+    store = kv.open_store(spec)
     for number in range(60):
         store.write(f"params.layer_{number:03d}/c/0", b"x" * number).result()
-    folder = kv.open_store(base, timeout_s=60)
-    found = stored_values(folder, folder, timeout_s=60)
+    folder = kv.open_store(base)
+    found = stored_values(folder, folder)
     assert {key: one.nbytes for key, one in found.items()} == {f"params.layer_{n:03d}/c/0": n for n in range(60)}
     assert all(bool(one.file) == (one.nbytes > 10) for one in found.values())
 

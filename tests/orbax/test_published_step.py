@@ -16,6 +16,7 @@ import tensorstore as ts
 
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StepNotFoundError
 from raystate.core.formats.tree import Package
+from raystate.orbax import array_reads
 from raystate.orbax.coverage import coverage_gaps
 from raystate.orbax.merge import GRAIN_HANDLER, build_files, merge_writers
 from raystate.orbax.step_reader import StepReader
@@ -100,8 +101,9 @@ def test_reader_gives_the_tree_that_was_saved(root: Path):
     assert [leaf.array.typestr for leaf in reader.tree("notes").leaves if leaf.array] == ["np.ndarray"]
 
 
-def test_reader_reads_bit_for_bit_and_never_the_stranger(root: Path):
-    got = whole(reader_of(root, bytes_in_flight=1000), "state")
+def test_reader_reads_bit_for_bit_and_never_the_stranger(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(array_reads, "BYTES_IN_FLIGHT", 1000)
+    got = whole(reader_of(root), "state")
     assert {name: bits(value) for name, value in got.items()} == {name: bits(array(name)) for name in ARRAYS}
     assert bits(whole(reader_of(root), "notes")["odd"]) == bits(array("params.odd"))
     merged = ts.KvStore.open({"driver": "ocdbt", "base": kv_base(root / "1200/state")}).result().list().result()
