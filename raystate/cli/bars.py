@@ -12,6 +12,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -117,3 +118,30 @@ def watched(reader: StepReader, progress: Progress) -> StepReader:
     task = progress.add_task("opening arrays", total=None)
     reader.on_open = lambda done, total: progress.update(task, completed=done, total=total, visible=done < total)
     return reader
+
+
+class TransferBar:
+    """A bar with rate for each phase of a transfer.
+
+    Args:
+        quiet: there is none.
+    """
+
+    def __init__(self, *, quiet: bool):
+        self._bar = byte_progress(quiet=quiet)
+        self._task: tuple[str, TaskID] | None = None
+
+    def __enter__(self) -> TransferBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """What goes on, and how many bytes of it are done."""
+        if self._task is None or self._task[0] != what:
+            if self._task is not None:
+                self._bar.remove_task(self._task[1])
+            self._task = (what, self._bar.add_task(what, total=total))
+        self._bar.update(self._task[1], completed=done, total=total)

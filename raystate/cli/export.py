@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size
-from raystate.cli.transfers import TransferBar, parse_size
+from raystate.arena import parse_memory
+from raystate.cli.bars import TransferBar
+from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size, step_or_latest
 from raystate.core.formats.errors import ConfigError
-
-_EXAMPLES = """\
-Examples:
-
-\b
-  raystate export runs/lm 1200 model.safetensors
-  raystate export runs/lm latest gs://bucket/hf --format safetensors
-  raystate export runs/lm 1200 weights.npz --match '^params'
-  raystate export runs/lm 1200 orbax/ --format orbax
-  raystate export gs://bucket/lm 1200 s3://other/lm
-  raystate export runs/lm 1200 zip://::step.zip
-"""
 
 
 def export(
@@ -50,13 +38,22 @@ def export(
 
     It writes all or nothing, as far as DST allows, and never replaces a file there. It streams arrays: a few boxes of 64 MiB are in
     memory at a time. A leaf's name is its path joined by dots.
+
+    \b
+    Examples:
+      raystate export runs/lm 1200 model.safetensors
+      raystate export runs/lm latest gs://bucket/hf --format safetensors
+      raystate export runs/lm 1200 weights.npz --match '^params'
+      raystate export runs/lm 1200 orbax/ --format orbax
+      raystate export gs://bucket/lm 1200 s3://other/lm
+      raystate export runs/lm 1200 zip://::step.zip
     """
     from raystate.transfer import export_step  # it loads JAX
 
     with TransferBar(quiet=as_json) as bar:
         report = export_step(
             storage,
-            _step(step),
+            step_or_latest(step),
             dst,
             format=form,  # pyright: ignore[reportArgumentType]  # checked there
             item=item,
@@ -83,12 +80,14 @@ def export(
     )
 
 
-export.__doc__ = f"{inspect.cleandoc(export.__doc__ or '')}\n\n{_EXAMPLES}"
+def parse_size(text: str, option: str) -> int:
+    """Bytes of "5GB", "500 MiB" or "1000000".
 
-
-def _step(text: str) -> int | None:
-    if text in ("latest", "newest"):
-        return None
-    if not text.isdecimal():
-        raise ConfigError(f"STEP: expected a number or 'latest', not {text!r}", field="step", got=text)
-    return int(text)
+    Raises:
+        ConfigError: it is no size.
+    """
+    try:
+        return parse_memory(text, total_bytes=0)  # so that no percentage is one
+    except ConfigError:
+        message = f"--{option}: expected a size such as 5GB or 500MB, not {text!r}"
+        raise ConfigError(message, field=option, got=text) from None

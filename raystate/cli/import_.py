@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from raystate.cli.bars import TransferBar
 from raystate.cli.console import JsonOption, count, out, print_json, size
-from raystate.cli.transfers import TransferBar
-
-_EXAMPLES = """\
-Examples:
-
-\b
-  raystate import model.safetensors runs/tune --step 0
-  raystate import gs://bucket/hf runs/tune --step 0 --match '^model'
-  raystate import weights.npz runs/tune
-  raystate import /data/orbax_run gs://bucket/lm
-  raystate import /data/orbax_run/1200 runs/lm --item params
-  raystate import /data/flax_run runs/lm --prefix checkpoint_
-"""
 
 
 def import_(
@@ -64,6 +51,15 @@ def import_(
     It writes all steps, and then commits them through the run's log. An import that was interrupted may be repeated: a step that is
     there already, with the same content, stays as it is. It refuses a number that exists with another content. It refuses a storage
     that a run has used, too, unless --takeover. It executes nothing in SRC, and reads no pickle.
+
+    \b
+    Examples:
+      raystate import model.safetensors runs/tune --step 0
+      raystate import gs://bucket/hf runs/tune --step 0 --match '^model'
+      raystate import weights.npz runs/tune
+      raystate import /data/orbax_run gs://bucket/lm
+      raystate import /data/orbax_run/1200 runs/lm --item params
+      raystate import /data/flax_run runs/lm --prefix checkpoint_
     """
     from raystate.transfer import SourceOptions, import_steps, open_source  # it loads JAX
 
@@ -89,6 +85,3 @@ def import_(
 def _numbers(steps: tuple[int, ...]) -> str:
     shown = ", ".join(map(str, steps[-10:]))
     return f"{len(steps):,} steps, the newest {shown}," if len(steps) > 10 else f"step{'s' * (len(steps) > 1)} {shown}"
-
-
-import_.__doc__ = f"{inspect.cleandoc(import_.__doc__ or '')}\n\n{_EXAMPLES}"

@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.progress import Progress
 
-from raystate.core.formats.errors import StepNotFoundError
 from raystate.inspection.history import PastStep, RunHistory, read_history
 from raystate.inspection.listing import StepSummary, beside, given_up, summarize
 from raystate.inspection.places import Checkpoints
@@ -120,7 +119,7 @@ def gather(storage: str, progress: Progress) -> ReportContent:
     ledger = read_ledger(checkpoints.storage) if history is not None else LedgerContent()
     steps = checkpoints.steps()
     with ThreadPoolExecutor(_LOOKS, thread_name_prefix="raystate-report") as pool:
-        looks = pool.map(lambda step: _summary(checkpoints, step), steps)
+        looks = pool.map(lambda step: summarize(checkpoints, step), steps)
         found = [one for one in progress.track(looks, total=len(steps), description="looking at steps") if one is not None]
     saves = tuple(_saves(history, ledger, {one.step: one for one in found}))
     recoveries = tuple(sorted(ledger.recoveries, key=lambda one: one[0]))
@@ -133,13 +132,6 @@ def gather(storage: str, progress: Progress) -> ReportContent:
         problems=tuple(_problems(history, ledger, saves)),
         notes=tuple(_notes(checkpoints, history, saves)),
     )
-
-
-def _summary(checkpoints: Checkpoints, step: int) -> StepSummary | None:
-    try:
-        return summarize(checkpoints, step)
-    except StepNotFoundError:  # retired meanwhile
-        return None
 
 
 def _saves(history: RunHistory | None, ledger: LedgerContent, found: Mapping[int, StepSummary]) -> Iterable[ReportedSave]:

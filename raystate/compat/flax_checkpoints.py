@@ -31,7 +31,7 @@ from raystate.compat.flax_directory import FlaxDirectory
 from raystate.compat.flax_errors import CheckpointNotFoundError, OutdatedCheckpointError, TargetError, TargetMismatchError
 from raystate.compat.flax_reading import read, read_transformed
 from raystate.compat.flax_several import Meeting
-from raystate.compat.flax_turns import directory_turn
+from raystate.compat.flax_turns import directory_turn, go_on_in_background
 from raystate.compat.flax_writing import prepare
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.names import told_newest
@@ -167,7 +167,7 @@ def save_checkpoint(
         if async_manager is None or turn.is_nested:  # beside the save that it interrupted it would be out of order
             write()
         else:
-            turn.go_on_in_background(async_manager, write)
+            go_on_in_background(turn, async_manager, write)
     monitoring.record_event_duration_secs(_WRITTEN, time.time() - began_s)
     return directory.path_of(name)
 

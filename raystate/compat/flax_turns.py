@@ -25,29 +25,16 @@ class Manager(Protocol):
     def save_async(self, task: Callable[[], Any]) -> None: ...
 
 
-class DirectoryTurn:
-    """While no save that was called before is under way.
-
-    Attributes:
-        is_nested: a signal's handler saves while its thread saves to the directory.
-    """
-
-    def __init__(self, turn: Turn):
-        self._turn = turn
-        self.is_nested = turn.is_nested
-        self.in_background = False
-
-    def go_on_in_background(self, manager: Manager, task: Callable[[], Any]) -> None:
-        """Give a task to a manager; the turn ends with it."""
-        handed = Handed(task, [self._turn])
-        self.in_background = True
-        handed.give(lambda: manager.save_async(handed))
-        if isinstance(future := getattr(manager, "save_future", None), Future):
-            future.add_done_callback(lambda _: handed.end())  # one that is cancelled never runs
+def go_on_in_background(turn: Turn, manager: Manager, task: Callable[[], Any]) -> None:
+    """Give a task to a manager; the turn ends with it."""
+    handed = Handed(task, [turn])
+    handed.give(lambda: manager.save_async(handed))
+    if isinstance(future := getattr(manager, "save_future", None), Future):
+        future.add_done_callback(lambda _: handed.end())  # one that is cancelled never runs
 
 
 @contextmanager
-def directory_turn(url: str) -> Generator[DirectoryTurn, None, None]:
+def directory_turn(url: str) -> Generator[Turn, None, None]:
     """A context that begins when no other save of this process to the directory is under way.
 
     Args:
@@ -57,7 +44,6 @@ def directory_turn(url: str) -> Generator[DirectoryTurn, None, None]:
         StorageError: (on entering) what is under way has not ended in time.
     """
     turn = Turn(url)
-    mine = DirectoryTurn(turn)
     try:
         if turn.must_wait:
             logger.debug("a save to %s waits for the one before", url)
@@ -65,7 +51,7 @@ def directory_turn(url: str) -> Generator[DirectoryTurn, None, None]:
             text = f"an earlier save to {url} has been under way for more than {SHARE_WRITTEN_S:g} s"
             text += ": see whether its storage answers, and save again, or to another directory"
             raise StorageError(text, operation="save", path=url)
-        yield mine
+        yield turn
     finally:
-        if not mine.in_background:
+        if not turn.is_in_background:
             turn.leave()

@@ -1,8 +1,7 @@
 """Reading and writing checkpoints without Ray: a reader claims nothing and writes nothing; it is safe beside a running training."""
 
 from raystate.inspection import ArrayMetadata, StepMetadata
-from raystate.reader.loading import load, metadata
-from raystate.reader.loading_ahead import load_async
+from raystate.reader.loading import load, load_async, metadata
 from raystate.reader.saving import save, save_async
 from raystate.reader.steps import Reader
 

@@ -1,16 +1,26 @@
-"""One tree of a run or of a path, and what it holds."""
+"""One tree of a run or of a path, now or beside the caller's work; and what it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import jax
 
 from raystate.arrays import Transforms, check_asked
 from raystate.core.formats.errors import ConfigError
 from raystate.inspection import StepMetadata
+from raystate.reader.background import in_background
 from raystate.reader.steps import Reader
 from raystate.restored import STATE, ReadOptions
 from raystate.storage import StorageUrl
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def load(
@@ -61,3 +71,42 @@ def load(
 def metadata(path_or_run: StorageUrl, step: int | None = None) -> StepMetadata:
     """What the checkpoint at a path, or a step of a run (None: the newest), holds. Raises as `Reader.metadata`."""
     return Reader(path_or_run).metadata(step)
+
+
+def _takes_what(other: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """A decorator: the function takes the arguments of `other`."""
+
+    def with_signature(function: Callable[..., R]) -> Callable[P, R]:
+        returned = inspect.signature(function).return_annotation
+        setattr(function, "__signature__", inspect.signature(other).replace(return_annotation=returned))  # noqa: B010
+        return function
+
+    return with_signature
+
+
+@_takes_what(load)
+def load_async(*arguments: Any, **options: Any) -> Future[Any]:
+    """Like `load`, with the same arguments, in the background: the mesh and the default device are those of this call.
+
+    The interpreter's exit waits for it, as for `save_async`.
+
+    Returns:
+        A `concurrent.futures.Future`: `result(timeout)` returns the tree or raises as `load`; `done()`, `exception()`.
+    """
+    path = inspect.signature(load).bind(*arguments, **options).args[0]
+    return in_background(f"loading {path}", functools.partial(_as_here(), functools.partial(load, *arguments, **options)))
+
+
+def _as_here() -> Callable[[Callable[[], R]], R]:
+    """Calls a function under the settings of JAX that belong to this thread."""
+    mesh, device, wide = jax.sharding.get_mesh(), *(getattr(jax.config, name) for name in ("jax_default_device", "jax_enable_x64"))
+
+    def call(function: Callable[[], R]) -> R:
+        with contextlib.ExitStack() as settings:
+            settings.enter_context(jax.default_device(device))
+            settings.enter_context(jax.enable_x64(wide))
+            if not mesh.empty:
+                settings.enter_context(jax.set_mesh(mesh))
+            return function()
+
+    return call

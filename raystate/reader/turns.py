@@ -76,6 +76,11 @@ class Turn:
         """This save waits for no other one any more."""
         self._has_begun = True
 
+    @property
+    def is_in_background(self) -> bool:
+        """Whether the call has ended before the save."""
+        return self._thread is None
+
     def go_on_in_background(self) -> None:
         """The call ends, and the save does not."""
         self._thread = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import socket
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +22,11 @@ from raystate.testing.gcs.listing import list_buckets, list_objects
 from raystate.testing.gcs.objects import Objects, parse_json
 from raystate.testing.gcs.operations import Operation, parse
 from raystate.testing.gcs.uploads import Sessions, Upload, checksums, read_upload
-from raystate.testing.gcs.wire import reset, send, send_half
 
 CONTROL = "/_raystate/"  # requests for the server itself; no client of Cloud Storage uses such a path
 _NOT_IN_A_BATCH = ("upload", "upload_start", "upload_chunk", "upload_cancel", "get_media", "batch")
 _MAKING = ("upload", "upload_chunk")
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, and throw away what wasn't sent
 
 
 class Proxy:
@@ -261,3 +263,32 @@ def _rewritten(resource: Mapping[str, Any]) -> dict[str, Any]:
     """A rewrite that was done at once, as all are here."""
     size = resource["size"]
     return {"kind": "storage#rewriteResponse", "totalBytesRewritten": size, "objectSize": size, "done": True, "resource": resource}
+
+
+# ---------------------------------------------------------------- bytes to a client, and connections that end as faults want them to
+
+
+def send(answer: GcsAnswer, *, corrupt: bool = False) -> web.Response:
+    """Answer. `corrupt`: the body's first byte is another one."""
+    body = bytes([answer.body[0] ^ 1]) + answer.body[1:] if corrupt and answer.body else answer.body
+    return web.Response(status=answer.status, headers=answer.headers, body=body)
+
+
+async def send_half(request: web.Request, answer: GcsAnswer) -> web.StreamResponse:
+    """Promise everything, send half of it, end the connection in good order: bytes are missing, and nothing else tells."""
+    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    response.content_length = len(answer.body)
+    await response.prepare(request)
+    await response.write(answer.body[: len(answer.body) // 2])
+    if request.transport is not None:
+        request.transport.close()  # sends what is on its way first
+    return response
+
+
+def reset(request: web.Request) -> web.Response:
+    """Cut the connection as a broken network does."""
+    if (transport := request.transport) is not None:
+        if (connection := transport.get_extra_info("socket")) is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        transport.abort()
+    return web.Response()  # goes nowhere; aiohttp wants one
