@@ -256,7 +256,7 @@ def test_a_function_in_the_state_names_its_path_and_the_way_out():
 
 def test_a_managers_calls_are_checked_before_anybody_is_asked():
     """In one process without Ray: nothing of a call that is refused has happened."""
-    world = World(1, ranks=1, nodes=1)
+    world = World()
     state = {"w": np.zeros(2, np.float32)}
     refused: list[str] = []
 
@@ -284,10 +284,7 @@ def test_a_managers_calls_are_checked_before_anybody_is_asked():
         assert manager.best_step() == manager.best_step("loss", "max") == 1
         manager.close()
 
-    try:
-        world.run([Rank(world, 0, script)])
-    finally:
-        world.close()
+    world.play_all(script)
     expected = (
         "did you mean step=1?",
         "did you mean step=1?",
@@ -374,12 +371,6 @@ def test_a_cluster_that_may_want_a_token_is_told_of_it(monkeypatch: pytest.Monke
     monkeypatch.delenv("RAY_AUTH_MODE")
     with pytest.raises(raystate.RaystateError, match="set RAY_AUTH_MODE=token"):
         own_ray.start_ray()
-
-
-@pytest.mark.parametrize("workers", [0, -1, True, "2", 1.5, (3, 2), (0, 1), (1, 2, 3)])
-def test_fit_needs_workers(workers: Any):
-    with pytest.raises(ConfigError, match=r"num_workers = .*: must be an int of at least 1, or \(fewest, most\)"):
-        raystate.fit(print, raystate.StateConfig(storage="/nonexistent/run", run="r"), num_workers=workers)
 
 
 def test_fit_and_the_callback_refuse_workers_that_cannot_share_the_batch():

@@ -25,6 +25,7 @@ from raystate.core.formats.errors import (
 )
 from raystate.manager import StateManager
 from raystate.reader import Reader
+from tests.model.iterators import Holds
 from tests.model.truth import Line, Truth
 from tests.model.vanishing import REMOVALS
 from tests.model.world import Ended, Rank, Violation, World
@@ -138,19 +139,6 @@ def _mood(seed: int) -> Mood:
     if seed % 10 == LOSES:
         return LOST_AND_AGAIN
     return MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else ANY
-
-
-class Data:
-    """An iterator whose state is the token of the save at hand."""
-
-    def __init__(self) -> None:
-        self.state = b"0"
-
-    def get_state(self) -> bytes:
-        return self.state
-
-    def set_state(self, state: bytes) -> None:
-        self.state = state
 
 
 class Sequence:
@@ -310,7 +298,7 @@ class Player:
         self.columns: tuple[int, ...] = ()
         self.large = False
         self.line = Line()
-        self.data = Data()
+        self.data = Holds(b"0")
         self.ahead: set[int] = set()
         self.promises: list[tuple[int, float]] = []
         self.last_true = -1  # the newest step that this line has promised
@@ -540,10 +528,8 @@ class Player:
             self.rank.rest(0.01)
 
     @staticmethod
-    def data_of(token: float) -> Data:
-        data = Data()
-        data.state = str(token).encode()
-        return data
+    def data_of(token: float) -> Holds:
+        return Holds(str(token).encode())
 
     def do_large(self, call: Call) -> None:
         """More is written down beside the arrays from now on; or no more."""
@@ -637,7 +623,7 @@ class Player:
 
     def restore(self, wanted: int | None, *, rollback: bool = False) -> None:
         truth, sequence = self.truth, self.sequence
-        data = Data()
+        data = Holds(b"0")
         reference = None
         if rollback and wanted is not None:
             sequence.rolling_back[self.me] = wanted

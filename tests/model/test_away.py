@@ -55,5 +55,5 @@ def test_no_promise_is_lost_by_it(strike: Callable[[World, float], None], nodes:
         manager.close()
 
     with world:
-        world.run([Rank(world, number, trains) for number in range(2)])
+        world.play(trains)
         assert raystate.Reader(world.config.storage).all_steps() == list(range(1, STEPS + 1))

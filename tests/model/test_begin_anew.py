@@ -33,9 +33,7 @@ def test_removed_step_folders_are_told_with_the_way_out() -> None:
             manager.restore(state)
 
     with world:
-        first = Rank(world, 0, script)
-        world.run([first])
-        first.kill()
+        world.play(script)
         world.kill_coordinator()
         remove_run(open_storage(storage))
         assert not Path(storage.removeprefix("file://")).exists()

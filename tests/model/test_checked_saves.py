@@ -17,6 +17,7 @@ from raystate.arrays import PackedItems, match_reference
 from raystate.manager.staging import SaveArguments
 from raystate.reader import Reader
 from raystate.restored import ReadOptions, in_memory
+from tests.model.iterators import Rows
 from tests.model.test_uses import run
 from tests.model.world import Rank
 
@@ -27,19 +28,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def init() -> dict[str, Any]:
     return {"w": jnp.ones((4, 2)), "seen": jnp.zeros((), jnp.int32), "opt": {"m": jnp.zeros((4, 2))}}
-
-
-class Rows:
-    """An iterator."""
-
-    def __init__(self, row: int = 0):
-        self.row = row
-
-    def get_state(self) -> dict[str, int]:
-        return {"row": self.row}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self.row = state["row"]
 
 
 def opened(script: Any, **config: Any) -> None:

@@ -62,9 +62,7 @@ def test_two_ranks_each_go_on_with_their_own_count():
         got[rank.number] = next(data)
         manager.close()
 
-    with world:
-        for script in (trains, comes_back):
-            world.run([Rank(world, number, script) for number in range(2)])
+    world.play_all(trains, comes_back)
     assert got == {0: 3, 1: 6}
 
 

@@ -27,13 +27,6 @@ EVERY = 1 if os.environ.get("RAYSTATE_ALL") else 19
 LARGE = 200_000
 
 
-def played(world: World, *scripts: Callable[[Rank], None]) -> None:
-    """One after the other, in a world that ends then."""
-    with world:
-        for script in scripts:
-            world.play(script)
-
-
 def state(step: int, size: int = 100) -> dict[str, Any]:
     return {"w": np.full(size, step, np.float32)}
 
@@ -67,7 +60,7 @@ def play(at: int, cut: Callable[[raystate.StateManager], Any], after: Callable[[
         assert float(restored.state["w"][0]) == restored.step
         manager.close()
 
-    played(world, train, again)
+    world.play_all(train, again)
     return came[0]
 
 
@@ -165,7 +158,7 @@ def test_a_rollback_that_is_interrupted_gives_up_what_came_after_it() -> None:
             assert newest is not None
             outcomes.add((began, newest))
 
-        played(world, train)
+        world.play_all(train)
         at += 1
     assert outcomes - {(False, 1)} == {(False, 5), (True, 1)}  # close() refuses from shortly before it asks
 
@@ -210,7 +203,7 @@ def test_a_manager_that_is_interrupted_as_it_ends_or_begins_lets_go(kind: str) -
             assert again.save(4, state(4), force=True)
             again.close()
 
-        played(world, train)
+        world.play_all(train)
         at += EVERY
     assert at > EVERY
 
@@ -242,4 +235,4 @@ def test_a_signal_handler_is_told_that_a_call_has_not_finished() -> None:
         assert manager.save(3, state(3), force=True)
         manager.close()
 
-    played(world, train)
+    world.play_all(train)

@@ -33,7 +33,7 @@ def test_a_notice_after_a_step_that_was_lost(comes_back: bool) -> None:
             stopped[rank.number] = (error.step, error)
 
     with world:
-        world.run([Rank(world, number, trains) for number in range(2)])
+        world.play(trains)
         assert sorted(stopped) == [0, 1]
         (step, error), (other, _) = stopped[0], stopped[1]
         assert step == other, "both at the same step"
@@ -75,12 +75,12 @@ def test_a_loop_that_is_left_where_it_should_stop_does_not_look_finished() -> No
         manager.close()
 
     with world:
-        world.run([Rank(world, number, trains) for number in range(2)])
+        world.play(trains)
         assert sorted(closed) == [0, 1]
         assert left_at[0] == left_at[1]
         assert "preempted" in str(closed[0])
         assert {error.step for error in closed.values()} == {left_at[0] - 1}, "the newest that was saved"
         assert raystate.Reader(world.config.storage).latest_step() == left_at[0] - 1
         world.crashed = False
-        world.run([Rank(world, number, goes_on) for number in range(2)])
+        world.play(goes_on)
         assert found == [left_at[0] - 1] * 2

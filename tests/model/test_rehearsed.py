@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import time
@@ -21,28 +22,11 @@ from raystate.rehearsal.plays import records_of
 from raystate.rehearsal.verdict import PLAYS, Played, Rehearsal, Verdict
 from raystate.rehearsing import VARIABLE, Play
 from raystate.storage.url import canonical_url
+from tests.model.iterators import Rows
 from tests.model.test_uses import run
 from tests.model.world import Rank
 
 Train = Callable[[Any], None]
-
-
-class Rows:
-    """A data iterator."""
-
-    def __init__(self, rows: int = 8):
-        self.rows = rows
-        self.row = 0
-
-    def __next__(self) -> int:
-        self.row = (self.row + 1) % self.rows
-        return self.row
-
-    def get_state(self) -> dict[str, int]:
-        return {"row": self.row}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self.row = state["row"]
 
 
 def init() -> dict[str, Any]:
@@ -144,44 +128,36 @@ def bound_devices(manager: Any) -> None:
         manager.save(step + 1, state)
 
 
-def an_iterator_that_is_not_kept(manager: Any) -> None:
-    rows, restored = Rows(), manager.restore_or_init(init)
-    state = restored.state
-    for step in range(restored.step, 10):
+def loop(manager: Any, state: Any, first: int, rows: Any, **more: Any) -> None:
+    """The rest of most scripts."""
+    for step in range(first, 10):
         state = step_of(state, next(rows))
-        manager.save(step + 1, state)
+        manager.save(step + 1, state, **more)
+
+
+def an_iterator_that_is_not_kept(manager: Any) -> None:
+    restored = manager.restore_or_init(init)
+    loop(manager, restored.state, restored.step, Rows())
 
 
 def an_iterator_that_nobody_sets(manager: Any) -> None:
     rows, restored = Rows(), manager.restore_or_init(init)
-    state = restored.state
-    for step in range(restored.step, 10):
-        state = step_of(state, next(rows))
-        manager.save(step + 1, state, items={"data": rows})
+    loop(manager, restored.state, restored.step, rows, items={"data": rows})
 
 
 def an_iterator_that_sets_nothing(manager: Any) -> None:
     rows = Rows()
     rows.set_state = lambda _: None  # type: ignore[method-assign]
     restored = manager.restore_or_init(init, items={"data": rows})
-    state = restored.state
-    for step in range(restored.step, 10):
-        state = step_of(state, next(rows))
-        manager.save(step + 1, state, items={"data": rows})
+    loop(manager, restored.state, restored.step, rows, items={"data": rows})
 
 
 def begins_anew(manager: Any) -> None:
-    state = init()
-    for step in range(10):
-        state = step_of(state, 1)
-        manager.save(step + 1, state)
+    loop(manager, init(), 0, itertools.repeat(1))
 
 
 def counts_from_zero(manager: Any) -> None:
-    state = manager.restore_or_init(init).state
-    for step in range(10):
-        state = step_of(state, 1)
-        manager.save(step + 1, state)
+    loop(manager, manager.restore_or_init(init).state, 0, itertools.repeat(1))
 
 
 def a_smaller_model(manager: Any) -> None:

@@ -35,6 +35,7 @@ from raystate.manager import StateManager
 from raystate.manager.opening import open_managers
 from raystate.manager.restoring import Restoring, _is_committed
 from raystate.storage import open_storage
+from tests.model.iterators import Broken, Holds
 from tests.model.world import ModelLink, Rank, World
 from tests.orbax.from_state import publish
 from tests.storage.backends import gcs_backend
@@ -322,16 +323,6 @@ def test_what_cannot_be_initialized_is_told(init_fn: Any, shardings: Any, field:
         world.play(script)
 
 
-class Broken:
-    """An iterator whose state can't be set."""
-
-    def get_state(self) -> bytes:
-        return b"1"
-
-    def set_state(self, state: bytes) -> None:
-        raise ValueError("no such file")
-
-
 def wrong_transforms(_: Any) -> Any:
     raise ValueError("wrong transforms")
 
@@ -339,7 +330,7 @@ def wrong_transforms(_: Any) -> Any:
 MISTAKES: dict[str, dict[str, Any]] = {
     "reference": {"reference": {"w": jnp.zeros(3)}},
     "item": {"items": {"nope": None}},
-    "iterator": {"items": {"data": Broken()}},
+    "iterator": {"items": {"data": Broken(b"1")}},
     "step": {"step": 77},
     "mapping": {"reference": {"w": jnp.zeros(3)}, "transforms": {"w": "params/nope"}},
     "transforms": {"transforms": wrong_transforms},
@@ -354,17 +345,17 @@ def test_a_restore_that_cannot_succeed_changes_nothing(play: Play, kind: str):
     def script(manager: StateManager) -> None:
         world: World = manager._session.link.world  # pyright: ignore[reportAttributeAccessIssue]
         manager.restore()
-        manager.save(1, trained(), items={"data": Broken()}, force=True)
+        manager.save(1, trained(), items={"data": Broken(b"1")}, force=True)
         manager.wait_until_finished()
         world.slow = True
         for step in (2, 3):
-            assert manager.save(step, trained(step), items={"data": Broken()}, force=True)
+            assert manager.save(step, trained(step), items={"data": Broken(b"1")}, force=True)
         lineage = manager._session.lineage
         with pytest.raises((ReferenceMismatchError, StepNotFoundError, ValueError)):
             manager.restore(**MISTAKES[kind])
         assert manager._session.lineage == lineage
         manager.wait_until_finished()
-        assert manager.save(4, trained(4), items={"data": Broken()}, force=True)
+        assert manager.save(4, trained(4), items={"data": Broken(b"1")}, force=True)
         manager.close()
         assert manager.all_steps()[-3:] == [2, 3, 4]
 
@@ -373,9 +364,6 @@ def test_a_restore_that_cannot_succeed_changes_nothing(play: Play, kind: str):
 
 def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_step(monkeypatch: pytest.MonkeyPatch):
     """Nobody restores another one, and all go on with what they had saved last."""
-
-    class Whole(Broken):
-        def set_state(self, state: bytes) -> None: ...
 
     tried: list[int] = []
     real = Restoring._read_memory
@@ -390,7 +378,7 @@ def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_st
     monkeypatch.setattr(Restoring, "_read_memory", read)
 
     def script(rank: Rank) -> None:
-        data = Broken() if rank.number == 0 else Whole()
+        data = Broken(b"1") if rank.number == 0 else Holds(b"1")
         manager = rank.begin()
         for step in range(1, 9):
             manager.save(step, {"step": step}, items={"data": data}, force=step == 5)
@@ -409,26 +397,13 @@ def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_st
     assert tried
 
 
-class Shard:
-    """An iterator whose state is bytes; or, before its first item, None, and anything else that is given."""
-
-    def __init__(self, state: Any = None):
-        self.state = state
-
-    def get_state(self) -> Any:
-        return self.state
-
-    def set_state(self, state: Any) -> None:
-        self.state = state
-
-
 def restore_fails_with(play: Play, error: type[Exception], text: str, *, items: Any = None, **options: Any) -> None:
     """A mistake of the caller, which leaves all steps as they are."""
 
     def train(manager: StateManager) -> None:
         manager.restore()
         for step in range(1, 4):
-            manager.save(step, trained(step), items={"data": Shard(b"shard3:17"), "ema": {"w": jnp.ones(4)}}, force=True)
+            manager.save(step, trained(step), items={"data": Holds(b"shard3:17"), "ema": {"w": jnp.ones(4)}}, force=True)
         manager.wait_until_finished()
 
     def mistaken(manager: StateManager) -> None:
@@ -436,7 +411,7 @@ def restore_fails_with(play: Play, error: type[Exception], text: str, *, items: 
             manager.restore(jax.eval_shape(init), items=items, **options)
 
     def corrected(manager: StateManager) -> None:
-        data = Shard(b"")
+        data = Holds(b"")
         restored = manager.restore(jax.eval_shape(init), items={"data": data})
         assert restored is not None and restored.step == 3 and data.state == b"shard3:17"
         assert manager.all_steps() == [1, 2, 3] and not restored.set_aside
@@ -449,7 +424,7 @@ def restore_fails_with(play: Play, error: type[Exception], text: str, *, items: 
 
 def test_another_kind_of_iterator_is_no_damage(play: Play):
     """Each step but the oldest was set aside for it."""
-    restore_fails_with(play, ReferenceMismatchError, "item 'data': its saved state is no JSON", items={"data": Shard()})
+    restore_fails_with(play, ReferenceMismatchError, "item 'data': its saved state is no JSON", items={"data": Holds()})
 
 
 @pytest.mark.parametrize("error", [StepNotFoundError, CorruptCheckpointError, StorageError])
@@ -463,7 +438,7 @@ def test_what_the_callers_function_raises_is_no_damage(play: Play, error: type[r
 
 
 def test_what_an_iterators_own_code_raises_is_no_damage(play: Play):
-    class Fetching(Shard):
+    class Fetching(Holds):
         def set_state(self, state: Any) -> None:
             raise CorruptCheckpointError("the index of the data is damaged")
 

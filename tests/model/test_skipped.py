@@ -36,9 +36,7 @@ def back_at(leave: Callable[[int, Any], Any], *, ranks: int = 1, state: Callable
         assert restored is not None
         found.append((restored.step, restored.tier, float(restored.state["w"][0])))
 
-    with world:
-        for script in (train, again):
-            world.play(script, ranks)
+    world.play_all(train, again)
     assert len(set(found)) == 1
     return found[0]
 

@@ -35,8 +35,7 @@ def test_a_look_that_fails_or_is_not_waited_for():
         found.append(_later(coordinator.look(status_of), rank))
         manager.close()
 
-    with world:
-        world.run([Rank(world, 0, script)])
+    world.play_all(script)
     assert [type(error) for error in errors] == [ZeroDivisionError]
     assert [one.training for one in found] == [True, True]
     assert found[1].durable_step == 1

@@ -13,6 +13,7 @@ from raystate.core.formats.errors import ConfigError, RaystateError, StepNotFoun
 from raystate.core.formats.messages import DeleteAsked, FlushReply
 from raystate.reader import Reader
 from raystate.runtime.link import Unreachable
+from tests.model.iterators import Broken, Rows
 from tests.model.world import ModelLink, Rank, World
 from tests.orbax.listening import listening
 
@@ -161,40 +162,24 @@ def test_a_step_without_the_metric_that_ranks_is_told_once(caplog: pytest.LogCap
     )
 
 
-class _Rows:
-    """An iterator; `broken` can't be set."""
-
-    def __init__(self, at: int, broken: bool = False):
-        self.at = at
-        self._broken = broken
-
-    def get_state(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        if self._broken:
-            raise ValueError("can't be set")
-        self.at = state["at"]
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_restore_that_fails_on_one_rank_moves_no_iterator_of_any(ranks: int):
     """The next save made the state of today durable with the position of a step that was not restored."""
-    stand: dict[int, list[int]] = {}
+    stand: dict[int, int] = {}
 
     def script(rank: Rank) -> None:
         manager = rank.begin()
-        manager.save(1, {"w": np.ones(2)}, items={"a": _Rows(1), "b": _Rows(1)}, force=True)
+        manager.save(1, {"w": np.ones(2)}, items={"a": Rows(1), "b": Rows(1)}, force=True)
         manager.wait_until_finished()
-        items = {"a": _Rows(99), "b": _Rows(99, broken=rank.number == ranks - 1)}
+        rows, again = Rows(99), Rows(99)
         with pytest.raises((ValueError, RaystateError)):
-            manager.restore(step=1, items=items)
-        stand[rank.number] = [item.at for item in items.values()]
-        assert manager.restore(step=1, items={"a": (again := _Rows(99))}) is not None and again.at == 1
+            manager.restore(step=1, items={"a": rows, "b": Broken() if rank.number == ranks - 1 else Rows(99)})
+        stand[rank.number] = rows.row
+        assert manager.restore(step=1, items={"a": again}) is not None and again.row == 1
         manager.close()
 
     run(script, ranks=ranks)
-    assert stand == {rank: [99, 99] for rank in range(ranks)}
+    assert stand == dict.fromkeys(range(ranks), 99)
 
 
 def test_a_state_whose_keys_cannot_be_sorted_is_refused_by_path_and_leaves_no_trace():

@@ -165,7 +165,6 @@ class Launcher(Network):
         self.final = reply
         trainer.die("left", clean=True)
         group, machine = trainer.group, trainer.machine
-        assert machine is not None
         if all(member.left for member in group.members):
             if reply.step not in self.storage.visible():
                 raise Violation(f"close: step {reply.step} is said to be durable and is not visible")

@@ -284,7 +284,7 @@ class HostProc(Proc):
         for one in list(self.node.sets.values()):
             trainer = one.living
             if trainer is not None and trainer.set is one and self.known.get(trainer.connection) != (trainer, one.index):
-                if trainer.machine is not None:
+                if trainer.joined is not None:
                     self.meet(trainer)
             fed |= self.read(one)
         for index in self.machine.suspects:
@@ -297,7 +297,6 @@ class HostProc(Proc):
 
     def meet(self, trainer: TrainerProc) -> None:
         """A trainer says who it is, and which slots it has."""
-        assert trainer.machine is not None
         self.known[trainer.connection] = (trainer, trainer.set.index)
         self.feed(
             Connected(

@@ -59,7 +59,7 @@ class TrainerProc(Proc):
         self.group = group
         self.node = node
         self.rank = rank
-        self.machine: Trainer | None = None
+        self.joined: Trainer | None = None  # the machine of one that has
         self.connection = world.new_connection()
         self.name = f"t{self.connection}"
         self.set: SlotSet  # once its HostActor has allotted one
@@ -89,6 +89,12 @@ class TrainerProc(Proc):
         self.why = ""
 
     @property
+    def machine(self) -> Trainer:
+        """What it decides by."""
+        assert self.joined is not None
+        return self.joined
+
+    @property
     def line(self) -> str:
         """What this script does from one restore to the next; the same on all ranks."""
         return f"{self.group.name}.{self.restores}"
@@ -96,7 +102,6 @@ class TrainerProc(Proc):
     @property
     def saved(self) -> Saved:
         """The bytes of the newest call of save()."""
-        assert self.machine is not None
         return self.line, self.calls.get(self.machine.newest, 0)
 
     # ---------------------------------------------------------------- life
@@ -150,12 +155,11 @@ class TrainerProc(Proc):
         asked, self.ask = type(self.ask), None
         kind = type(reply)
         if kind is JoinReply:
-            self.machine = Trainer(self.rank, len(self.group.members), reply.lineage, save_every_steps=self.world.save_every)
+            self.joined = Trainer(self.rank, len(self.group.members), reply.lineage, save_every_steps=self.world.save_every)
             self._speak(self.machine.word())
             self._ask_restore()
         elif kind is RestoreChoice:
             self.choice, self.chooser = reply, self.world.from_current.get((ask, reply.begins))
-            assert self.machine is not None
             self.world.choices[reply.begins] = reply
             if self.chooser is not None:
                 self.world.check_choice(self, reply)
@@ -180,7 +184,6 @@ class TrainerProc(Proc):
 
     def _ask_restore(self) -> None:
         machine = self.machine
-        assert machine is not None
         self.stage = "restore"
         if machine.staging or self.ask is not None:  # a copy, or a call, that is under way comes to its end first
             self.world.on(self, 0.2, self._ask_restore)
@@ -208,7 +211,7 @@ class TrainerProc(Proc):
 
     def _restore(self) -> None:
         choice, machine = self.choice, self.machine
-        assert choice is not None and machine is not None
+        assert choice is not None
         ok, error, saved = True, "", BEFORE
         world = self.world
         if choice.tier == "memory":
@@ -245,7 +248,7 @@ class TrainerProc(Proc):
         )
 
     def _settled(self, reply: RestoreSettled) -> None:
-        assert self.machine is not None and self.choice is not None
+        assert self.choice is not None
         self.machine.begin(self.choice.begins, self.choice.base)
         self.promised = []  # a restore ends them
         self.world.check_settled(self, reply.step)
@@ -279,7 +282,6 @@ class TrainerProc(Proc):
     def _save(self, step: int, force: bool) -> bool:
         """One call of save(); True if it has returned."""
         machine, world = self.machine, self.world
-        assert machine is not None
         if self.stage != "train":
             return False
         out = self.set.word_out
@@ -346,7 +348,6 @@ class TrainerProc(Proc):
 
     def _unhold(self, again: int, saved: Saved) -> None:
         machine = self.machine
-        assert machine is not None
         word = self.set.word_out
         if word is not None and word.failure is not None:
             self.die(f"{word.failure.error}: {word.failure.message}")
@@ -361,7 +362,6 @@ class TrainerProc(Proc):
     def _catch_up(self, step: int, again: int, saved: Saved) -> None:
         """The loop stands still: what was skipped is snapshotted as soon as there is a slot."""
         machine = self.machine
-        assert machine is not None
         if machine.late != step or machine.again != again or machine.held is not None or saved != self.saved or self.leaving:
             return  # it has gone on
         taken = machine.take_slot(self.set.word_out)
@@ -373,7 +373,6 @@ class TrainerProc(Proc):
     def flush(self) -> None:
         """wait_until_finished(): the other ranks train on."""
         machine = self.machine
-        assert machine is not None
         if self.stage != "train" or self.ask is not None:
             return
         if machine.staging or machine.held is not None:
@@ -385,7 +384,6 @@ class TrainerProc(Proc):
 
     def _ask_about_promises(self) -> tuple[SnapshotId, ...]:
         machine = self.machine
-        assert machine is not None
         self.asked = machine.promises.made
         asked = set(self.asked)
         forgotten = [key for key, _ in self.promised if key not in asked]
@@ -399,7 +397,6 @@ class TrainerProc(Proc):
 
     def _flushed(self, reply: FlushReply) -> None:
         machine = self.machine
-        assert machine is not None
         for key in self.asked_shown:
             if key in reply.lost:
                 raise Violation(
@@ -434,7 +431,6 @@ class TrainerProc(Proc):
     def grow(self) -> None:
         """The state has grown: larger slots, beside those that still hold something."""
         machine, node = self.machine, self.node
-        assert machine is not None
         if self.stage != "train" or machine.staging or self.set.large or node.actor is None or not node.actor.awake:
             return
         larger = node.larger_set(self, node.actor)
@@ -455,7 +451,6 @@ class TrainerProc(Proc):
 
     def _staged(self, slot: int, step: int, again: int, promised: bool, saved: Saved) -> None:
         machine = self.machine
-        assert machine is not None
         piece = Staged(
             rank=self.rank,
             world=machine.world,
@@ -478,7 +473,6 @@ class TrainerProc(Proc):
     def leave(self) -> None:
         """close(): every save is staged, then all ranks leave."""
         machine = self.machine
-        assert machine is not None
         self.leaving = True
         if self.stage == "train" and not machine.is_safe:
             returned = self._save(machine.newest, force=True)

@@ -137,7 +137,7 @@ class Truth:
             or self.is_given_up(one.saved[slot], content.step)
         ):
             return
-        mine = {member.machine.lineage for member in group.members if member.machine is not None}
+        mine = {member.machine.lineage for member in group.members if member.joined is not None}
         if content.lineage in mine and self.true_place.get(content.lineage, NOWHERE) <= content.id.place:
             if (content.lineage, content.step) not in self.skipped:
                 raise Violation(f"slot reuse: node {node.id} gives up its copy of {content}, and nothing newer is complete")
@@ -178,7 +178,6 @@ class Truth:
 
     def check_overtaken(self, trainer: TrainerProc, content: Staged, what: str) -> None:
         machine = trainer.machine
-        assert machine is not None
         mine = machine.lineage
         what = f"slot reuse: rank {trainer.rank} of {mine} {what} step {content.step} of {content.lineage}"
         if content.lineage == mine:
@@ -222,7 +221,7 @@ class Truth:
             self.floor = self.safe_step = -1  # a rollback gives up what is newer, whoever carries it to its end
         elif kind is Answer and type(command.reply) is RestoreChoice:
             caller = self.callers.get(command.ask)
-            if caller is None or caller.machine is None or caller.ask is None or caller.ask.ask != command.ask:
+            if caller is None or caller.joined is None or caller.ask is None or caller.ask.ask != command.ask:
                 return  # it has its answer: a Coordinator that has slept says something that nobody hears any more
             if self.choices.get(command.reply.begins) != command.reply:
                 self.choices[command.reply.begins] = command.reply
@@ -281,7 +280,6 @@ class Truth:
 
     def check_settled(self, trainer: TrainerProc, step: int) -> None:
         group, machine = trainer.group, trainer.machine
-        assert machine is not None
         lineage = machine.lineage
         tiers = set(group.restored.values())
         if len(tiers) > 1:
