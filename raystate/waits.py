@@ -105,9 +105,6 @@ ENDS_S = 20.0
 # A host that was told to end a trainer that hangs.
 # Then the host is of no use, and the whole group ends.
 HANG_ENDS_S = 10.0
-# Ranks that close their managers one after the other.
-# Then something is wrong, and they count as trainers again.
-LEAVING_S = 60.0
 
 # ---------------------------------------------------------------- hosts and their reports
 
@@ -126,9 +123,6 @@ HOST_AWAY_S = 30.0
 # What was heard of a run's user last: its trainers live, or start again.
 # Then it says nothing any more, and another launch may have the run.
 HEARD_S = 10.0
-# A host that is silent and holds steps in memory.
-# Then it counts as gone, with what it held.
-HOST_LOST_S = 60.0
 # A node that was to go away and is still there.
 # Then it counts as one that stays; its HostActor stops telling of it after half of this.
 OVERDUE_S = 60.0

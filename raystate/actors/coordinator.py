@@ -27,7 +27,7 @@ from raystate.actors.reporting import RunReport, answers_within_s, record_folder
 from raystate.actors.restarted import begin, is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.config import StateConfig
-from raystate.core.coordinator.status import status_of
+from raystate.core.coordinator.status import Presence, presence_of, status_of
 from raystate.core.formats.errors import RunInUseError
 from raystate.core.formats.messages import Event, Failure, HostId, Joined, JoinReply, ReleaseAsked, Reply, TrainerExited
 from raystate.runtime.ends import End, Told
@@ -151,24 +151,15 @@ class CoordinatorActor:
 
     async def hello(self, owner: Owner, takeover: bool) -> Welcome | Failure:
         """Who is asking, and with which configuration. See `tenancy.admit` for who gets in."""
-        now_s = time.monotonic()
         if self._service is None and (other := self._start()) is not None:
             return await self._other_uses(other, takeover)
         service = self._started
+        presence, now_s = await self._presence(service), time.monotonic()
         if self._given_up:
             return self._ending()
         if service.failed is not None:
             return service.failed
-        with service.ledger.lock:
-            admission = admit(
-                self._owner,
-                owner,
-                service.ledger.presence,
-                config=self._config,
-                owner_s=self._owner_s,
-                now_s=now_s,
-                takeover=takeover,
-            )
+        admission = admit(self._owner, owner, presence, config=self._config, owner_s=self._owner_s, now_s=now_s, takeover=takeover)
         if admission.failure is not None:
             if admission.rests_on and not await self._trains(admission.rests_on):
                 return dataclasses.replace(admission.failure, details={**admission.failure.details, "starting": True})
@@ -182,6 +173,13 @@ class CoordinatorActor:
             self._kept_owner.put(owner)
         self._owner_s = now_s
         return Welcome(protocol=PROTOCOL, outdated=admission.replaces)
+
+    @staticmethod
+    async def _presence(service: CoordinatorLoop) -> Presence:
+        """Before the claim, which may wait for storage, no event has told of a trainer; after the end none can be asked for."""
+        if service.attempt < 0 or service.ended:
+            return Presence()
+        return await asyncio.wrap_future(service.look(presence_of))
 
     async def _trains(self, hosts: tuple[HostId, ...]) -> bool:
         """Whether trainers are connected to these hosts, by what they see now. Of one that does not answer, its last report counts."""
@@ -246,13 +244,12 @@ class CoordinatorActor:
 
     async def use(self) -> tuple[Occupancy, Owner, float]:
         """(whether the run's trainers are alive, whose they are, seconds since something was heard of them)."""
-        now_s, ledger = time.monotonic(), self._started.ledger
-        with ledger.lock:
-            state = occupancy(self._owner, ledger.presence, owner_s=self._owner_s, now_s=now_s)
-            heard_s, hosts = max(self._owner_s, ledger.presence.heard_s), ledger.presence.hosts
-        if state == "in use" and hosts and not await self._trains(hosts):
+        presence, now_s = await self._presence(self._started), time.monotonic()
+        state = occupancy(self._owner, presence, owner_s=self._owner_s, now_s=now_s)
+        age_s = now_s - max(self._owner_s, presence.heard_s)
+        if state == "in use" and presence.hosts and not await self._trains(presence.hosts):
             state = "starting"  # or free, as soon as its end is told
-        return state, dataclasses.replace(self._owner, config=None), now_s - heard_s
+        return state, dataclasses.replace(self._owner, config=None), age_s
 
     async def status(self) -> RunReport:
         """What the run is doing. TimeoutError: its thread does not answer."""

@@ -1,4 +1,4 @@
-"""The ledger of a run: what died, what came back, from where, and how long it took; and who is present, which decides who gets in."""
+"""The ledger of a run: what died, what came back, from where, and how long it took."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from raystate.core.formats.messages import (
 from raystate.core.formats.texts import counted
 from raystate.in_threads import map_in_threads
 from raystate.runtime.ends import End, Ends, Told, first_to_fail
-from raystate.runtime.tenancy import Presence
 from raystate.storage import Storage
 from raystate.waits import GOODBYE_S
 
@@ -110,7 +109,7 @@ class _Past:
 
 
 class Ledger:
-    """Watches the events and commands that pass through the Coordinator: who is present, who died first, what came back.
+    """Watches the events and commands that pass through the Coordinator: who died first, what came back.
 
     Attributes:
         lock: for readers on other threads than the Coordinator's, which writes it.
@@ -125,7 +124,6 @@ class Ledger:
         self._left: tuple[str, float] | None = None  # the lineage of trainers that left on purpose, and when the first did
         self._open: _OpenRecovery | None = None
         self._writing: list[threading.Thread] = []
-        self.presence = Presence()
         self.recoveries: list[LoggedRecovery] = []
 
     def begin(self, attempt: int) -> None:
@@ -181,7 +179,6 @@ class Ledger:
             self._observe(message, now_s)
 
     def _observe(self, message: Any, now_s: float) -> None:
-        self.presence.observe(message, now_s)
         if isinstance(message, TrainerExited) and not message.clean:
             past = self._past(message.lineage)
             ended = message.ended or message.rank in (past.swept or ())

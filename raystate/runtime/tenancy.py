@@ -8,20 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystate.core.formats.messages import (
-    Advise,
-    Answer,
-    Failure,
-    HostDown,
-    HostId,
-    HostReported,
-    Joined,
-    JoinReply,
-    LeaveAsked,
-    TrainerExited,
-    group_of,
-)
-from raystate.waits import CONNECT_S, HEARD_S, HOST_LOST_S, LEAVING_S, STARTS_S
+from raystate.core.coordinator.status import Presence
+from raystate.core.formats.messages import Failure, HostId
+from raystate.waits import HEARD_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,87 +39,6 @@ class Owner:
     @property
     def identity(self) -> tuple[str, str]:
         return self.job_id, self.launch
-
-
-class Presence:
-    """Which trainers of the run are alive, by the events and commands that pass through its Coordinator."""
-
-    def __init__(self) -> None:
-        self._listed: dict[HostId, tuple[float, frozenset[tuple[str, int]]]] = {}  # host -> when, (group, rank) it is connected to
-        self._asked: dict[str, tuple[int, HostId, float]] = {}  # ask of a trainer that is joining -> its rank, host, since when
-        self._group = ""  # that joined last
-        self._joined: dict[tuple[str, int], tuple[HostId, float]] = {}  # (group, rank) that no host has listed yet
-        self._held: dict[HostId, tuple[float, int]] = {}  # host -> when it last said so, newest step in its memory
-        self._durable_step = -1
-        self._leaving_s = float("-inf")  # when a trainer has last asked to leave
-        self.heard_s = float("-inf")  # when something was last heard of a trainer, the news of its end included
-        self.joined_s = float("-inf")  # when one last joined
-
-    def observe(self, message: Any, now_s: float) -> None:
-        match message:
-            case Joined(ask=ask, rank=rank, host=host):
-                self._asked[ask] = (rank, host, now_s)
-                self.heard_s = self.joined_s = now_s
-            case Answer(ask=ask, reply=JoinReply(lineage=lineage)) if ask in self._asked:
-                # The ranks of older lineages are alive as long as a host lists them.
-                group = group_of(lineage)
-                if group != self._group:
-                    self._group, self._joined = group, {}
-                rank, host, _ = self._asked.pop(ask)
-                self._joined.setdefault((group, rank), (host, now_s))
-                self._leaving_s = float("-inf")
-            case Answer(ask=ask) if ask in self._asked:
-                del self._asked[ask]  # refused
-            case HostReported(summary=summary):
-                listed = frozenset((group_of(one.lineage), one.rank) for one in summary.trainers)
-                self._listed[summary.host] = (now_s, listed)
-                for key in listed:
-                    self._joined.pop(key, None)
-                self._held[summary.host] = (now_s, max((one.step for one in summary.staged), default=-1))
-                if listed:
-                    self.heard_s = now_s
-            case TrainerExited(host=host, lineage=lineage, rank=rank):
-                self._joined.pop((group_of(lineage), rank), None)
-                when_s, listed = self._listed.get(host, (now_s, frozenset[tuple[str, int]]()))
-                self._listed[host] = (when_s, listed - {(group_of(lineage), rank)})
-                self.heard_s = now_s
-            case HostDown(host=host):
-                self._listed.pop(host, None)
-                self._held.pop(host, None)
-                self._joined = {key: value for key, value in self._joined.items() if value[0] != host}
-                self._asked = {ask: value for ask, value in self._asked.items() if value[1] != host}
-            case Advise(advice=advice):
-                self._durable_step = advice.durable_step  # after a rollback an older one
-            case LeaveAsked():
-                self._leaving_s = now_s
-            case _:
-                pass
-
-    @property
-    def hosts(self) -> tuple[HostId, ...]:
-        """Those whose last report lists trainers whose end they have not told since."""
-        return tuple(host for host, (_, listed) in self._listed.items() if listed)
-
-    def leaving(self, now_s: float) -> bool:
-        """Whether trainers are closing their managers, as far as this is known."""
-        return now_s - self._leaving_s < LEAVING_S
-
-    def alive(self, now_s: float) -> bool:
-        """Whether a trainer is there, as far as this is known."""
-        if any(listed and now_s - when_s < HEARD_S for when_s, listed in self._listed.values()):
-            return True
-        if any(now_s - since_s < STARTS_S for _, _, since_s in self._asked.values()):
-            return True  # it waits for the other ranks; only afterwards it connects to its HostActor
-        return any(self._may_connect(host, since_s, now_s) for host, since_s in self._joined.values())
-
-    def _may_connect(self, host: HostId, since_s: float, now_s: float) -> bool:
-        reported_s, _ = self._listed.get(host, (float("-inf"), None))
-        return now_s - since_s < STARTS_S and reported_s - since_s < CONNECT_S
-
-    def only_in_memory(self, now_s: float) -> tuple[int, int] | None:
-        """(newest step held, newest durable step) if hosts hold a step that storage doesn't have yet, else None."""
-        held = max((step for when_s, step in self._held.values() if now_s - when_s < HOST_LOST_S), default=-1)
-        return (held, self._durable_step) if held > self._durable_step else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +76,7 @@ def admit(
         failure = in_use(owner, state, age_s=age_s, storage=config.storage, run=run, sibling=sibling)
         return Admission(failure=failure, rests_on=presence.hosts if state == "in use" and not sibling else ())
     unlike = differences(owner.config, asking.config, doubt=False)  # one script has made both
-    if is_same and unlike and presence.leaving(now_s):
+    if is_same and unlike and presence.leaving:
         # It has closed its manager and opens another, while other processes still close theirs.
         return Admission(failure=in_use(owner, "starting", age_s=0.0, storage=config.storage, run=run))
     begins = state == "in use" or presence.joined_s < owner_s  # not all of its processes have come
@@ -179,8 +87,8 @@ def admit(
     changed = differences(config, asking.config, doubt=not (is_same and (begins or owner.launched)))
     if not changed:
         return Admission()
-    if "arena_dir" in changed and not takeover and (only := presence.only_in_memory(now_s)) is not None:
-        held, durable = only
+    held, durable = presence.held_step, presence.durable_step
+    if "arena_dir" in changed and not takeover and held > durable:
         here, there = changed["arena_dir"]
         message = (
             f"arena_dir can't change now: step {held} of run {run!r} lies only in memory, in {_shown_dir(here)}, and the newest "
@@ -196,7 +104,7 @@ Occupancy = Literal["in use", "starting", "free"]
 
 def occupancy(owner: Owner, presence: Presence, *, owner_s: float, now_s: float) -> Occupancy:
     """Whether the owner's trainers are alive, are about to come (again), or are gone for good."""
-    if presence.alive(now_s):
+    if presence.alive:
         return "in use"
     # A script that has joined and is gone won't come back; a launcher starts its trainers again.
     comes = owner.launched or presence.joined_s < owner_s

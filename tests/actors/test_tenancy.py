@@ -14,11 +14,14 @@ from ray import cloudpickle
 
 import raystate
 from raystate.actors.kept import check_travels
+from raystate.core.coordinator.machine import Coordinator
+from raystate.core.coordinator.status import Presence, presence_of
+from raystate.core.formats.log import claim_entry
 from raystate.core.formats.messages import (
-    Advice,
-    Advise,
     Answer,
     Ask,
+    Claimed,
+    Event,
     HostDown,
     HostId,
     HostReported,
@@ -26,11 +29,12 @@ from raystate.core.formats.messages import (
     Joined,
     JoinReply,
     LeaveAsked,
+    Settings,
     Staged,
     TrainerExited,
     TrainerWord,
 )
-from raystate.runtime.tenancy import Admission, Owner, Presence, admit, differences, in_use, occupancy, told_differences
+from raystate.runtime.tenancy import Admission, Owner, admit, differences, in_use, occupancy, told_differences
 
 HOST = HostId("a" * 56)
 SCRIPT = Owner(job_id="01", node=HOST, launch="script", pid=7)
@@ -39,24 +43,35 @@ OTHER = Owner(job_id="03", node=HOST, launch="other", pid=9)
 CONFIG = raystate.StateConfig(storage="/runs/a", run="a", keep_last=1)
 
 
-def joins(presence: Presence, now_s: float, lineage: str = "1.1.x", world: int = 1) -> None:
-    for rank in range(world):
-        ask = Ask(f"{lineage}-{rank}")
-        presence.observe(Joined(ask=ask, group="g", rank=rank, world=world, host=HOST), now_s)
-    for rank in range(world):
-        reply = JoinReply(lineage=lineage, attempt=1, host_count=1, newest_step=-1)
-        presence.observe(Answer(ask=Ask(f"{lineage}-{rank}"), reply=reply), now_s)
+class Run:
+    """A run's Coordinator, which hears of trainers on one host. Times are seconds of its clock."""
 
+    def __init__(self) -> None:
+        self.core = Coordinator(Settings(run="a", storage="s", replicas=0, host_timeout_s=1e6))
+        self.lineage, self.asks = "", 0
+        self.hears(Claimed(entry=claim_entry(None, "w", "a"), hosts=(), dead=()), 0.0)
 
-def reports(presence: Presence, now_s: float, *ranks: int, lineage: str = "1.1.x", held: int = -1) -> None:
-    trainers = tuple(TrainerWord(rank=rank, world=2, lineage=lineage, newest_step=held) for rank in ranks)
-    staged = () if held < 0 else (Staged(rank=0, world=1, lineage=lineage, step=held, layout="l", promised=False),)
-    summary = HostSummary(host=HOST, incarnation="i", seq=int(now_s * 10), trainers=trainers, staged=staged)
-    presence.observe(HostReported(summary=summary), now_s)
+    def hears(self, event: Event, now_s: float) -> None:
+        for command in self.core.handle(event, now_s):
+            if isinstance(command, Answer) and isinstance(command.reply, JoinReply):
+                self.lineage = command.reply.lineage
 
+    def joins(self, now_s: float, *ranks: int, world: int = 1, group: str = "g") -> None:
+        for rank in ranks or range(world):
+            self.asks += 1
+            self.hears(Joined(ask=Ask(f"q{self.asks}"), group=group, rank=rank, world=world, host=HOST), now_s)
 
-def exits(presence: Presence, now_s: float, rank: int = 0, *, clean: bool = False, lineage: str = "1.1.x") -> None:
-    presence.observe(TrainerExited(host=HOST, lineage=lineage, rank=rank, clean=clean, reason="died"), now_s)
+    def reports(self, now_s: float, *ranks: int, held: int = -1) -> None:
+        trainers = tuple(TrainerWord(rank=rank, world=2, lineage=self.lineage, newest_step=held) for rank in ranks)
+        staged = () if held < 0 else (Staged(rank=0, world=1, lineage="1.1.g", step=held, layout="l", promised=False),)
+        summary = HostSummary(host=HOST, incarnation="i", seq=int(now_s * 10), trainers=trainers, staged=staged)
+        self.hears(HostReported(summary=summary), now_s)
+
+    def exits(self, now_s: float, rank: int = 0, *, clean: bool = False) -> None:
+        self.hears(TrainerExited(host=HOST, lineage=self.lineage, rank=rank, clean=clean, reason="died"), now_s)
+
+    def at(self, now_s: float) -> Presence:
+        return presence_of(self.core, now_s)
 
 
 def admitted(owner: Owner, asking: Owner, presence: Presence, now_s: float, *, takeover: bool = False, owner_s: float = 0.0) -> Any:
@@ -64,91 +79,91 @@ def admitted(owner: Owner, asking: Owner, presence: Presence, now_s: float, *, t
 
 
 def test_a_trainer_is_alive_from_its_join_to_its_exit():
-    presence = Presence()
-    assert not presence.alive(0.0)
-    joins(presence, 1.0)
-    assert presence.alive(2.0), "it is about to connect to its HostActor"
-    reports(presence, 3.0, 0)
-    assert presence.alive(4.0)
-    exits(presence, 5.0)
-    assert not presence.alive(5.0)
+    run = Run()
+    assert not run.at(0.0).alive
+    run.joins(1.0)
+    assert run.at(2.0).alive, "it is about to connect to its HostActor"
+    run.reports(3.0, 0)
+    assert run.at(4.0).alive
+    run.exits(5.0)
+    assert not run.at(5.0).alive
 
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_every_exit_counts_also_a_clean_one(clean: bool):
     """After `Interrupted` a plain script has detached on purpose: it was taken for alive until the run was idle for 15 minutes."""
-    presence = Presence()
-    joins(presence, 1.0)
-    reports(presence, 2.0, 0)
-    exits(presence, 3.0, clean=clean)
-    assert occupancy(SCRIPT, presence, owner_s=0.0, now_s=3.0) == "free"
+    run = Run()
+    run.joins(1.0)
+    run.reports(2.0, 0)
+    run.exits(3.0, clean=clean)
+    assert occupancy(SCRIPT, run.at(3.0), owner_s=0.0, now_s=3.0) == "free"
 
 
 def test_a_trainer_that_never_connects_is_gone_once_its_host_does_not_list_it():
-    presence = Presence()
-    joins(presence, 1.0)
-    reports(presence, 3.0)
-    assert presence.alive(3.0), "the report may be from before it has connected"
-    reports(presence, 7.0)
-    assert not presence.alive(7.0)
+    run = Run()
+    run.joins(1.0)
+    run.reports(3.0)
+    assert run.at(3.0).alive, "the report may be from before it has connected"
+    run.reports(7.0)
+    assert not run.at(7.0).alive
 
 
 def test_one_that_waits_for_the_other_ranks_is_alive_although_no_host_lists_it():
-    presence = Presence()
-    presence.observe(Joined(ask=Ask("1"), group="g", rank=0, world=2, host=HOST), 0.0)
-    reports(presence, 30.0)
-    assert presence.alive(30.0)
-    assert not presence.alive(61.0)
+    run = Run()
+    run.joins(0.0, 0, world=2)
+    run.reports(30.0)
+    assert run.at(30.0).alive
+    assert not run.at(61.0).alive
 
 
 def test_one_of_two_is_enough_and_silence_is_no_life():
-    presence = Presence()
-    joins(presence, 0.0, world=2)
-    reports(presence, 1.0, 0, 1)
-    exits(presence, 2.0, rank=1)
-    assert presence.alive(2.0)
-    assert not presence.alive(12.0), "its host has said nothing for more than 10 s"
-    reports(presence, 13.0, 0)
-    presence.observe(HostDown(host=HOST, reason="gone"), 14.0)
-    assert not presence.alive(14.0)
+    run = Run()
+    run.joins(0.0, world=2)
+    run.reports(1.0, 0, 1)
+    run.exits(2.0, rank=1)
+    assert run.at(2.0).alive
+    assert not run.at(12.0).alive, "its host has said nothing for more than 10 s"
+    run.reports(13.0, 0)
+    run.hears(HostDown(host=HOST, reason="gone"), 14.0)
+    assert not run.at(14.0).alive
 
 
 def test_a_killed_script_frees_the_run_at_once_and_a_launcher_is_waited_for():
-    presence = Presence()
-    joins(presence, 1.0)
-    reports(presence, 2.0, 0)
+    run = Run()
+    run.joins(1.0)
+    run.reports(2.0, 0)
     for owner in (SCRIPT, FIT):
-        refused = admitted(owner, OTHER, presence, 3.0)
+        refused = admitted(owner, OTHER, run.at(3.0), 3.0)
         assert refused.failure.details["starting"] is False
-        assert admitted(owner, OTHER, presence, 3.0, takeover=True) == Admission()
-        assert admitted(owner, owner, presence, 3.0) == Admission()
-    exits(presence, 100.0)
-    assert admitted(SCRIPT, OTHER, presence, 100.0) == Admission()
-    refused = admitted(FIT, OTHER, presence, 105.0)
+        assert admitted(owner, OTHER, run.at(3.0), 3.0, takeover=True) == Admission()
+        assert admitted(owner, owner, run.at(3.0), 3.0) == Admission()
+    run.exits(100.0)
+    assert admitted(SCRIPT, OTHER, run.at(100.0), 100.0) == Admission()
+    refused = admitted(FIT, OTHER, run.at(105.0), 105.0)
     assert refused.failure.details["starting"] is True, "its launcher starts the next worker group"
-    assert admitted(FIT, OTHER, presence, 111.0) == Admission()
+    assert admitted(FIT, OTHER, run.at(111.0), 111.0) == Admission()
 
 
 def test_a_refusal_says_whose_reports_it_rests_on():
     """They may be older than the question: a script that was killed a moment ago was said to use its run."""
-    presence = Presence()
-    joins(presence, 1.0)
-    assert admitted(SCRIPT, OTHER, presence, 1.5).rests_on == (), "no host has listed it: it waits for the other ranks"
-    reports(presence, 2.0, 0)
-    assert admitted(SCRIPT, OTHER, presence, 3.0).rests_on == (HOST,)
+    run = Run()
+    run.joins(1.0)
+    assert admitted(SCRIPT, OTHER, run.at(1.5), 1.5).rests_on == (), "no host has listed it: it waits for the other ranks"
+    run.reports(2.0, 0)
+    assert admitted(SCRIPT, OTHER, run.at(3.0), 3.0).rests_on == (HOST,)
     sibling = dataclasses.replace(SCRIPT, job_id="09", pid=11)
-    assert admitted(SCRIPT, sibling, presence, 3.0).rests_on == (), "it waits for this one: asking again would not help"
-    exits(presence, 4.0)
-    assert admitted(SCRIPT, OTHER, presence, 4.0) == Admission()
-    assert admitted(FIT, OTHER, presence, 4.0).rests_on == (), "its launcher starts the next worker group"
+    assert admitted(SCRIPT, sibling, run.at(3.0), 3.0).rests_on == (), "it waits for this one: asking again would not help"
+    run.exits(4.0)
+    assert admitted(SCRIPT, OTHER, run.at(4.0), 4.0) == Admission()
+    assert admitted(FIT, OTHER, run.at(4.0), 4.0).rests_on == (), "its launcher starts the next worker group"
 
 
 def test_processes_of_one_jax_job_that_are_two_ray_jobs_are_told_how_to_be_one():
     """Each was told of a stranger, to end or to take over, and it was the other process of its own training."""
-    presence = Presence()
-    joins(presence, 1.0)
+    run = Run()
+    run.joins(1.0)
     sibling = dataclasses.replace(SCRIPT, job_id="09", pid=11)
-    for known in (Presence(), presence):  # before and after the first has joined
+    for known in (Presence(), run.at(2.0)):  # before and after the first has joined
         failure = admitted(SCRIPT, sibling, known, 2.0).failure
         assert failure.error == "RunInUseError"
         assert failure.message.startswith(
@@ -158,8 +173,8 @@ def test_processes_of_one_jax_job_that_are_two_ray_jobs_are_told_how_to_be_one()
         assert "docs/howto/launch.md" in failure.message
         assert not failure.details["starting"], "it would ask again until its deadline"
     again = dataclasses.replace(SCRIPT, job_id="09")  # the process has left Ray, and come back
-    assert "JAX job" not in admitted(SCRIPT, again, presence, 2.0).failure.message
-    assert "JAX job" not in admitted(SCRIPT, OTHER, presence, 2.0).failure.message
+    assert "JAX job" not in admitted(SCRIPT, again, run.at(2.0), 2.0).failure.message
+    assert "JAX job" not in admitted(SCRIPT, OTHER, run.at(2.0), 2.0).failure.message
 
 
 def test_a_script_that_has_just_said_hello_and_not_joined_yet_is_starting():
@@ -183,23 +198,23 @@ def test_the_refusal_names_everything():
 
 
 def test_another_launch_gets_its_own_configuration():
-    presence = Presence()
-    joins(presence, 1.0)
-    exits(presence, 2.0)
+    run = Run()
+    run.joins(1.0)
+    run.exits(2.0)
     asking = dataclasses.replace(OTHER, config=CONFIG.replace(keep_last=None, host_memory="10%"))
-    admission = admitted(SCRIPT, asking, presence, 100.0)
+    admission = admitted(SCRIPT, asking, run.at(100.0), 100.0)
     assert admission.replaces
     assert admission.replaces == {"keep_last": (1, None), "host_memory": ("40%", "10%")}
-    assert admitted(SCRIPT, dataclasses.replace(OTHER, config=CONFIG.replace()), presence, 100.0) == Admission()
+    assert admitted(SCRIPT, dataclasses.replace(OTHER, config=CONFIG.replace()), run.at(100.0), 100.0) == Admission()
     # The second rank of that launch asks the same Coordinator: it is told the same.
-    assert admitted(asking, dataclasses.replace(asking, rank=1), presence, 100.0, owner_s=100.0).replaces
+    assert admitted(asking, dataclasses.replace(asking, rank=1), run.at(100.0), 100.0, owner_s=100.0).replaces
 
 
 def test_the_processes_of_one_launch_have_one_configuration():
-    presence = Presence()
+    run = Run()
     first = dataclasses.replace(FIT, config=CONFIG)
     second = dataclasses.replace(FIT, rank=1, config=CONFIG.replace(keep_last=3, save_every_steps=10))
-    refused = admitted(first, second, presence, 1.0)
+    refused = admitted(first, second, run.at(1.0), 1.0)
     assert refused.failure.error == "ConfigError"
     assert "keep_last is 1 there and 3 here" in refused.failure.message
     assert "save_every_steps is None there and 10 here" in refused.failure.message
@@ -207,38 +222,27 @@ def test_the_processes_of_one_launch_have_one_configuration():
 
 
 def test_a_notebook_may_change_its_mind_between_two_managers():
-    presence = Presence()
-    joins(presence, 1.0)
-    reports(presence, 2.0, 0)
+    run = Run()
+    run.joins(1.0)
+    run.reports(2.0, 0)
     cell, edited = (dataclasses.replace(SCRIPT, config=config) for config in (CONFIG, CONFIG.replace(keep_last=7)))
-    assert admitted(cell, edited, presence, 3.0).failure.error == "ConfigError", "the first is still open"
-    exits(presence, 4.0, clean=True)
-    assert admitted(cell, edited, presence, 5.0).replaces
+    assert admitted(cell, edited, run.at(3.0), 3.0).failure.error == "ConfigError", "the first is still open"
+    run.exits(4.0, clean=True)
+    assert admitted(cell, edited, run.at(5.0), 5.0).replaces
 
 
 def test_an_arena_that_holds_what_storage_does_not_have_is_not_left_behind():
-    presence = Presence()
-    reports(presence, 99.0, held=20)
-    asking = dataclasses.replace(OTHER, config=CONFIG.replace(arena_dir="/mnt/hugepages"))
-    refused = admitted(SCRIPT, asking, presence, 100.0)
+    run = Run()
+    run.reports(99.0, held=20)
+    held, asking = run.at(100.0), dataclasses.replace(OTHER, config=CONFIG.replace(arena_dir="/mnt/hugepages"))
+    refused = admitted(SCRIPT, asking, held, 100.0)
     assert refused.failure.error == "ConfigError"
     assert "step 20 of run 'a' lies only in memory, in the system's shared memory" in refused.failure.message
     assert "the newest durable step is none" in refused.failure.message
-    assert admitted(SCRIPT, asking, presence, 100.0, takeover=True).replaces
-    presence.observe(Advise(host=HOST, advice=Advice(attempt=1, seq=1, lineage="", durable_step=20)), 101.0)
-    assert admitted(SCRIPT, asking, presence, 102.0).replaces
-
-
-@pytest.mark.parametrize(("gone", "after_s", "kept"), [(False, 30.0, True), (False, 90.0, False), (True, 1.0, False)])
-def test_what_a_host_held_that_is_gone_for_good_keeps_nobody_out(gone: bool, after_s: float, kept: bool):
-    """A node that is lost, or says nothing any more for long, leaves nothing."""
-    presence = Presence()
-    reports(presence, 1.0, held=20)
-    if gone:
-        presence.observe(HostDown(host=HOST, reason="died"), 2.0)
-    asking = dataclasses.replace(OTHER, config=CONFIG.replace(arena_dir="/mnt/hugepages"))
-    admission = admitted(SCRIPT, asking, presence, 1.0 + after_s, owner_s=-100.0)
-    assert (admission.failure is not None) == kept
+    assert admitted(SCRIPT, asking, held, 100.0, takeover=True).replaces
+    assert admitted(SCRIPT, asking, dataclasses.replace(held, durable_step=20), 100.0).replaces
+    run.hears(HostDown(host=HOST, reason="died"), 101.0)
+    assert admitted(SCRIPT, asking, run.at(101.0), 101.0).replaces, "what a lost host held keeps no launch out"
 
 
 class Plain:
@@ -315,14 +319,12 @@ def test_a_script_that_was_edited_is_not_held_to_its_old_policy() -> None:
 
     def admission(asking: Owner) -> Admission:
         owner = dataclasses.replace(SCRIPT, config=old)
-        presence = Presence()
-        return admit(owner, asking, presence, config=old, owner_s=0.0, now_s=20.0, takeover=False)
+        return admit(owner, asking, Presence(), config=old, owner_s=0.0, now_s=20.0, takeover=False)
 
     assert set(admission(dataclasses.replace(OTHER, config=new)).replaces) == {"keep_policy"}
     another = dataclasses.replace(SCRIPT, config=config([1, 2]))
     assert admission(another) == Admission(), "another process of the same launch"
-    used = Presence()
-    used.observe(Joined(ask=Ask("1"), group="g", rank=0, world=1, host=HOST), 1.0)
+    used = Presence(joined_s=1.0, heard_s=1.0)
     again = admit(dataclasses.replace(SCRIPT, config=old), another, used, config=old, owner_s=0.0, now_s=2000.0, takeover=False)
     assert set(again.replaces) == {"keep_policy"}, "a notebook whose cell was edited opens the run again"
 
@@ -348,24 +350,15 @@ def test_orbax_policies_that_came_another_way_are_the_same():
 
 
 def test_a_launch_may_open_again_with_another_configuration_while_some_of_its_ranks_still_close():
-    presence = Presence()
+    run = Run()
     owner = dataclasses.replace(FIT, config=CONFIG)
     asking = dataclasses.replace(FIT, config=CONFIG.replace(keep_last=2))
-    joins(presence, 1.0, world=2)
-    reports(presence, 2.0, 0, 1)
-    assert admitted(owner, asking, presence, 3.0).failure.error == "ConfigError", "they train with another one"
-    presence.observe(LeaveAsked(ask=Ask("x"), lineage="1.1.x", rank=1), 4.0)
-    refusal = admitted(owner, asking, presence, 5.0).failure
+    run.joins(1.0, world=2)
+    run.reports(2.0, 0, 1)
+    assert admitted(owner, asking, run.at(3.0), 3.0).failure.error == "ConfigError", "they train with another one"
+    run.hears(LeaveAsked(ask=Ask("x"), lineage=run.lineage, rank=1, last=None, promised=(), word=0), 4.0)
+    refusal = admitted(owner, asking, run.at(5.0), 5.0).failure
     assert refusal.error == "RunInUseError"
     assert refusal.details["starting"], "it asks again"
-    joins(presence, 6.0, lineage="1.2.y", world=2)
-    assert admitted(owner, asking, presence, 7.0).failure.error == "ConfigError"
-
-
-def test_after_a_rollback_what_came_after_it_lies_only_in_memory():
-    """It counted as durable, and a start with another `arena_dir` gave it up without a word."""
-    presence = Presence()
-    for seq, durable in ((1, 100), (2, 50)):
-        presence.observe(Advise(host=HOST, advice=Advice(attempt=1, seq=seq, lineage="", durable_step=durable)), 100.0)
-    reports(presence, 101.0, 0, held=80)
-    assert presence.only_in_memory(102.0) == (80, 50)
+    run.joins(6.0, world=2, group="y")
+    assert admitted(owner, asking, run.at(7.0), 7.0).failure.error == "ConfigError"

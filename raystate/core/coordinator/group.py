@@ -87,6 +87,8 @@ class Joins:
         self.group: Group | None = None
         self.ended: dict[str, str] = {}  # worker group -> why
         self.newest = -1  # step that a rank has saved since the last rollback
+        self.joined_s = float("-inf")  # when a rank last asked to join
+        self.heard_s = float("-inf")  # when something was last heard of a trainer, the news of its end included
         self._counter = 0
         self.name = ""  # of the group that is joining or has joined
         self._past: set[str] = set()
@@ -102,6 +104,7 @@ class Joins:
     def joined(self, event: Joined) -> None:
         """A rank of a group has come. When all have, each gets the group's lineage; the group before has ended then."""
         context = self.context
+        self.joined_s = self.heard_s = context.now_s
         if event.group != self.name:
             if event.group in self._past:
                 context.fail(
@@ -211,6 +214,11 @@ class Joins:
         self._barrier = None
         self._members = {}
 
+    @property
+    def is_joining(self) -> bool:
+        """Whether ranks wait for others of their group."""
+        return self._barrier is not None
+
     # ---------------------------------------------------------------- who may ask
 
     def stale(self, lineage: str, *, restoring: bool = False) -> str | None:
@@ -271,6 +279,8 @@ class Joins:
     def observe(self, view: HostView) -> bool:
         """Take the trainers' words out of a host's new report. True if something about the current group changed."""
         changed = False
+        if view.trainers:
+            self.heard_s = self.context.now_s
         for one in view.trainers:
             group = self._group_of(view, one)
             if group is None:
@@ -325,6 +335,8 @@ class Joins:
     def exited(self, event: TrainerExited) -> None:
         """A trainer's process is gone: unless it left on purpose, its group cannot go on."""
         name, group = group_of(event.lineage), self.group
+        self.heard_s = self.context.now_s
+        self.memory.exited(event)
         if event.clean and group is not None and group.name == name:
             group.left.add(event.rank)
         if event.stack:  # of each: those that hung together end one by one

@@ -18,7 +18,9 @@ from raystate.core.formats.messages import (
     Proposal,
     SnapshotId,
     Staged,
+    TrainerExited,
     TrainerWord,
+    group_of,
 )
 from raystate.waits import RETRY_FIRST_S
 
@@ -213,6 +215,13 @@ class Memory:
         view.why_down = why
         view.sent = None
         view.trainers = ()
+
+    def exited(self, event: TrainerExited) -> None:
+        """The host's next report won't list it any more."""
+        view = self.hosts.get(event.host)
+        if view is not None:
+            gone = group_of(event.lineage), event.rank
+            view.trainers = tuple(one for one in view.trainers if (group_of(one.lineage), one.rank) != gone)
 
     def place(self, view: HostView, staged: tuple[Staged, ...]) -> dict[SnapshotId, bool]:
         """Replace the host's pieces; gives the snapshots that changed, each with whether it is new
