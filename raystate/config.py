@@ -18,7 +18,7 @@ import pydantic
 from pydantic import Field
 
 from raystate.arena.files import check_arena_dir
-from raystate.arena.memory import parse_memory
+from raystate.arena.sizes import parse_memory
 from raystate.config_errors import by_name, config_error, contradiction, one_of_all, plain, refuse_unknown
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.messages import Settings

@@ -18,8 +18,8 @@ all that the old one knew:
 
 from raystate.arena.files import arena_path, default_root
 from raystate.arena.host import HostArena, TrainerState
-from raystate.arena.memory import format_bytes, parse_memory
 from raystate.arena.meta import ArenaMeta
+from raystate.arena.sizes import format_bytes, parse_memory
 from raystate.arena.slot import Slot, SlotContent
 from raystate.arena.slot_set import SlotSet, finished_sets
 from raystate.arena.sweep import sweep

@@ -30,7 +30,7 @@ from raystate.core.formats.errors import (
 )
 from raystate.core.formats.messages import Ask, Reply, RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
 from raystate.inspection import open_step
-from raystate.manager.memory import MemorySnapshot, content_from_memory
+from raystate.manager.memory_snapshot import MemorySnapshot, content_from_memory
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 from raystate.restored import ReadOptions, Restored, StepContent, content_from_storage

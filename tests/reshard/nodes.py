@@ -22,7 +22,7 @@ from raystate.core.formats.messages import Copy, HostId, RestoreChoice, Staged, 
 from raystate.core.formats.tree import Layout, SlotTable
 from raystate.core.formats.words import trainer_word_to_json
 from raystate.inspection import open_step
-from raystate.manager.memory import MemorySnapshot, content_from_memory
+from raystate.manager.memory_snapshot import MemorySnapshot, content_from_memory
 from raystate.restored import ReadOptions, Restored
 from raystate.runtime.host_loop import HostLoop
 from raystate.runtime.link import HostCall, Unreachable
