@@ -47,7 +47,8 @@ class Bench:
         import numpy as np
         from jax.sharding import NamedSharding, PartitionSpec
 
-        from raystate.arrays import copy, describe, hold
+        from raystate.arrays.stage import copy, hold
+        from raystate.arrays.tree import describe
 
         self.args = args
         self.jax = jax

@@ -12,34 +12,17 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from raystate.arrays import (
-    HostArrays,
-    Matched,
-    PieceSource,
-    ReadRequest,
-    Rules,
-    Transforms,
-    array_bytes,
-    array_leaves,
-    check_asked_for,
-    check_raw,
-    check_spread,
-    describe,
-    holds_arrays,
-    host_want,
-    is_checkpointable,
-    is_iterator,
-    is_state_of,
-    load_files,
-    match_reference,
-    raw_wants,
-    read_raw,
-    restore_tree,
-    set_iterators,
-    shown_path,
-    state_dict,
-)
+from raystate.arrays.checkpointables import is_checkpointable, load_files
 from raystate.arrays.checks import shown
+from raystate.arrays.items import holds_arrays, is_iterator, is_state_of, set_iterators
+from raystate.arrays.paths import shown as shown_path
+from raystate.arrays.raw import array_bytes, check_asked_for, check_raw, check_spread, host_want, raw_wants
+from raystate.arrays.reference import Matched, match_reference
+from raystate.arrays.restore import HostArrays, PieceSource, ReadRequest, read_raw, restore_tree
+from raystate.arrays.stage import array_leaves
+from raystate.arrays.stored import state_dict
+from raystate.arrays.transforms import Rules, Transforms
+from raystate.arrays.tree import describe
 from raystate.config_errors import check_flag
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError, callers_code
 from raystate.core.formats.tree import TreeSpec

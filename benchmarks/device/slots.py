@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from raystate.arena.slot import Slot, create_slot_file, fill_slot_file, slot_file_bytes
-from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, restore_tree
+from raystate.arrays.holdings import Holding
+from raystate.arrays.memory import MemorySource
+from raystate.arrays.restore import restore_tree
+from raystate.arrays.spare import Spare
+from raystate.arrays.stage import copy, hold
+from raystate.arrays.tree import describe
 
 TABLE_BYTES = 1 << 20
 

@@ -35,7 +35,7 @@ from raystate.compat.flax_turns import directory_turn, go_on_in_background
 from raystate.compat.flax_writing import prepare
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.names import told_newest
-from raystate.legacy import natural_sort, safe_normpath
+from raystate.legacy.names import natural_sort, safe_normpath
 from raystate.legacy.reader import STRUCTURE
 from raystate.storage import StorageUrl, open_storage, owner_of, put_back
 from raystate.storage.names import MANIFEST, METADATA, TREE_METADATA

@@ -8,7 +8,7 @@ import os
 
 from raystate.compat.flax_errors import OutdatedCheckpointError
 from raystate.core.formats.errors import ConfigError, StorageError
-from raystate.legacy import GDA, is_temporary, last_number, natural_sort, safe_normpath
+from raystate.legacy.names import GDA, is_temporary, last_number, natural_sort, safe_normpath
 from raystate.storage import ObjectInfo, ObjectMissingError, Storage, StorageUrl, open_storage
 from raystate.storage.names import MARKER
 from raystate.storage.placing import TEMPORARY, new_save

@@ -12,14 +12,14 @@ from flax import serialization
 from flax.core import FrozenDict
 from flax.training import orbax_utils
 
-from raystate.arrays import restore_tree
 from raystate.arrays.paths import Path, names, path_key, shown
+from raystate.arrays.restore import restore_tree
 from raystate.compat.flax_errors import TargetMismatchError
 from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.formats.own_files import MARKER
 from raystate.core.formats.tree import LeafSpec
 from raystate.inspection import Checkpoints
-from raystate.legacy import LegacyReader
+from raystate.legacy.reader import LegacyReader
 from raystate.orbax.step_reader import StepReader
 from raystate.restored import STATE, ReadOptions, StepContent, content_from_storage
 from raystate.storage import canonical_url

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from flax import serialization
 
-from raystate.arrays import Described, HeldState, describe, hold, host_arrays, native, views
+from raystate.arrays.stage import HeldState, hold, host_arrays, native, views
+from raystate.arrays.tree import Described, describe
 from raystate.checksum import crc32c
 from raystate.compat.flax_errors import TargetError
 from raystate.compat.flax_several import Meeting, Share

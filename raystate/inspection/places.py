@@ -14,7 +14,7 @@ from raystate.core.formats.entries import LogEntry
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
 from raystate.core.formats.log import published_steps
 from raystate.core.formats.names import told_newest
-from raystate.legacy import LegacyCheckpoint, legacy_checkpoint
+from raystate.legacy.directory import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (
     LogReader,

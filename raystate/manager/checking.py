@@ -17,7 +17,10 @@ import jax
 import numpy as np
 
 from raystate.arena import format_bytes
-from raystate.arrays import Described, is_checkpointable, is_iterator, shown_path
+from raystate.arrays.checkpointables import is_checkpointable
+from raystate.arrays.items import is_iterator
+from raystate.arrays.paths import shown as shown_path
+from raystate.arrays.tree import Described
 from raystate.core.formats.errors import ConfigError, RaystateError, ReferenceMismatchError
 from raystate.core.formats.texts import counted
 from raystate.manager.staging import SaveArguments

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from raystate.arrays import Transforms, check_asked, check_custom, check_metrics, check_step, hold_metrics, pack_items, real_items
+from raystate.arrays.asked import check_asked
+from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
+from raystate.arrays.items import pack_items, real_items
+from raystate.arrays.transforms import Transforms
 from raystate.config import StateConfig, check_config
 from raystate.core.formats.errors import ConfigError, Interrupted, RaystateError, StorageError, lost_steps
 from raystate.core.formats.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled

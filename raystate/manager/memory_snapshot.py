@@ -10,7 +10,9 @@ import numpy as np
 
 from raystate.arena import SlotContent, SlotSet, finished_sets
 from raystate.arena.layouts import get_layout
-from raystate.arrays import BytesTaken, FarBox, Holding, MemorySource, PieceSource, ReadRequest, common_values
+from raystate.arrays.holdings import BytesTaken, FarBox, Holding
+from raystate.arrays.memory import MemorySource, common_values
+from raystate.arrays.restore import PieceSource, ReadRequest
 from raystate.checksum import Bytes
 from raystate.core.formats.errors import CorruptCheckpointError, RaystateError
 from raystate.core.formats.messages import HostId, RestoreChoice
@@ -133,11 +135,11 @@ class MemorySnapshot:
             yield [self._far[rank] for rank in more]
 
     def fetch(self, boxes: Sequence[FarBox]) -> Iterator[tuple[int, Bytes | RaystateError]]:
-        """See `arrays.Elsewhere`."""
+        """See `arrays.holdings.Elsewhere`."""
         return self._peers.fetch(boxes)
 
     def rest(self) -> bool:
-        """See `arrays.Elsewhere`."""
+        """See `arrays.holdings.Elsewhere`."""
         return self._peers.rest()
 
     # ------------------------------------------------------------ the same step in storage
@@ -169,7 +171,7 @@ class MemorySnapshot:
 
 
 class _Elsewhere:
-    """See `arrays.Elsewhere`: for one item of a snapshot."""
+    """See `arrays.holdings.Elsewhere`: for one item of a snapshot."""
 
     def __init__(self, snapshot: MemorySnapshot, item: str):
         self._snapshot = snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from raystate.arrays import FarBox
+from raystate.arrays.holdings import FarBox
 from raystate.checksum import Bytes, crc32c
 from raystate.core.formats.errors import CorruptCheckpointError, RaystateError, StepNotFoundError
 from raystate.core.formats.messages import HostId, RestoreChoice
@@ -81,7 +81,7 @@ class FarPieces:
         return [*hosts[first:], *hosts[:first]]
 
     def fetch(self, boxes: Sequence[FarBox]) -> Iterator[tuple[int, Bytes | RaystateError]]:
-        """See `arrays.Elsewhere`."""
+        """See `arrays.holdings.Elsewhere`."""
         parts = _parts(boxes)
         calls = [self._boxes_call(boxes, part) for part in parts]
         for index, got in self._call(calls):

@@ -12,7 +12,9 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from raystate.arrays import Described, PackedItems, Plan, Spare, describe
+from raystate.arrays.items import PackedItems
+from raystate.arrays.spare import Spare
+from raystate.arrays.tree import Described, Plan, describe
 from raystate.core.formats.messages import RestoreSettled, SnapshotId
 from raystate.core.trainer.machine import Trainer
 from raystate.core.trainer.save_decision import SaveDecision

@@ -19,8 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from raystate.arrays import Described, PackedItems, pack_items, real_items, shown_path
+from raystate.arrays.items import PackedItems, pack_items, real_items
 from raystate.arrays.paths import flatten
+from raystate.arrays.paths import shown as shown_path
+from raystate.arrays.tree import Described
 from raystate.config import StateConfig
 from raystate.core.formats.errors import Interrupted
 from raystate.manager.checking import AN_ADDRESS, SaveCheck

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from raystate.arrays import Described
+from raystate.arrays.tree import Described
 from raystate.core.trainer.machine import Trainer
 from raystate.manager.session import Session, Slots
 from raystate.manager.staging import SaveArguments, table_bytes_of

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from raystate.arrays import path_key
+from raystate.arrays.paths import path_key
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError, StepNotFoundError, StorageError
 from raystate.core.formats.names import told_newest
 from raystate.reader import Reader

@@ -12,7 +12,11 @@ import numpy as np
 
 from raystate import fault_points
 from raystate.arena import Slot
-from raystate.arrays import Described, HeldState, PackedItems, Spare, copy, flatten_trees, hold
+from raystate.arrays.items import PackedItems
+from raystate.arrays.names import flatten_trees
+from raystate.arrays.spare import Spare
+from raystate.arrays.stage import HeldState, copy, hold
+from raystate.arrays.tree import Described
 from raystate.core.formats.local_values import digest, local_checksums
 from raystate.core.formats.messages import SnapshotId, Staged
 from raystate.core.formats.tree import SlotTable

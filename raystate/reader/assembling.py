@@ -9,19 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from raystate.arrays import (
-    Described,
-    HeldState,
-    PackedItems,
-    check_custom,
-    check_metrics,
-    describe,
-    hold,
-    hold_metrics,
-    host_arrays,
-    pack_items,
-    views,
-)
+from raystate.arrays.checks import check_custom, check_metrics, hold_metrics
+from raystate.arrays.items import PackedItems, pack_items
+from raystate.arrays.stage import HeldState, hold, host_arrays, views
+from raystate.arrays.tree import Described, describe
 from raystate.core.formats.errors import ConfigError, RaystateError, StorageError
 from raystate.orbax.merge import build_files
 from raystate.orbax.writer import write_item

@@ -11,7 +11,8 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
 
-from raystate.arrays import Transforms, check_asked
+from raystate.arrays.asked import check_asked
+from raystate.arrays.transforms import Transforms
 from raystate.core.formats.errors import ConfigError
 from raystate.inspection import StepMetadata
 from raystate.reader.background import in_background

@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeVar
 
 import jax
 
-from raystate.arrays import Transforms, check_asked
+from raystate.arrays.asked import check_asked
 from raystate.arrays.monitoring import reading
+from raystate.arrays.transforms import Transforms
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
 from raystate.inspection import Checkpoints, StepMetadata, look
 from raystate.orbax.said import is_comparable

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from raystate.arrays import ReadRequest
+from raystate.arrays.restore import ReadRequest
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from raystate.core.formats.texts import counted
 from raystate.core.formats.tree import TreeSpec

@@ -15,7 +15,8 @@ import numpy as np
 
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.inspection import Checkpoints
-from raystate.legacy import LegacyDirectory, LegacyStep
+from raystate.legacy import LegacyDirectory
+from raystate.legacy.directory import LegacyStep
 from raystate.orbax.array_reads import Request
 from raystate.restored import STATE
 from raystate.storage import OBJECT_SCHEMES, describe_foreign, foreign_checkpoints, number_in

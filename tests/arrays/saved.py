@@ -5,7 +5,10 @@ import mmap
 import numpy as np
 import pytest
 
-from raystate.arrays import Holding, MemorySource, copy, describe, hold
+from raystate.arrays.holdings import Holding
+from raystate.arrays.memory import MemorySource
+from raystate.arrays.stage import copy, hold
+from raystate.arrays.tree import describe
 from raystate.core.formats.errors import ReferenceMismatchError
 from raystate.restored import ReadOptions, StepContent
 

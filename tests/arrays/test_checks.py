@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raystate.arrays import check_custom, check_metrics, check_step, describe, hold_metrics, pack_items
+from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
+from raystate.arrays.items import pack_items
+from raystate.arrays.tree import describe
 from raystate.core.formats.errors import ConfigError
 
 DEEP = 101

@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from raystate.arrays import array_leaves, describe
+from raystate.arrays.stage import array_leaves
+from raystate.arrays.tree import describe
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.tree import ArraySpec, Layout, LeafSpec
 

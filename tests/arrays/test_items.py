@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from raystate.arrays import is_iterator, pack_items, set_iterators
+from raystate.arrays.items import is_iterator, pack_items, set_iterators
 from raystate.core.formats.errors import ConfigError, ItemTopologyError, RaystateError
 
 

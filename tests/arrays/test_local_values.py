@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from raystate.arrays import Holding, MemorySource, UncoveredError, common_values, copy, describe, hold, restore_tree
+from raystate.arrays.holdings import Holding
+from raystate.arrays.memory import MemorySource, UncoveredError, common_values
+from raystate.arrays.restore import restore_tree
+from raystate.arrays.stage import copy, hold
+from raystate.arrays.tree import describe
 from raystate.core.formats.errors import CorruptCheckpointError, ItemTopologyError
 from raystate.core.formats.local_values import digest, disagreement, local_checksums
 from raystate.core.formats.tree import Layout, SlotTable, TreeSpec

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raystate.arrays import Holding, MemorySource, ReadRequest, UncoveredError
+from raystate.arrays.holdings import Holding
+from raystate.arrays.memory import MemorySource, UncoveredError
+from raystate.arrays.restore import ReadRequest
 from raystate.core.formats.boxes import Box, difference, intersection
 from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec

@@ -13,8 +13,8 @@ from flax.training.train_state import TrainState
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raystate.arrays import describe
 from raystate.arrays.paths import flatten, names
+from raystate.arrays.tree import describe
 from raystate.core.formats.errors import RaystateError
 
 

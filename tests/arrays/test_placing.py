@@ -14,8 +14,13 @@ from jax.sharding import PartitionSpec as P
 import raystate
 import raystate.restored
 from raystate.aligned import aligned
-from raystate.arrays import Holding, MemorySource, copy, describe, hold, memory, placing, restore, restore_tree, tree
+from raystate.arrays import memory, placing, restore, tree
 from raystate.arrays import reference as matching
+from raystate.arrays.holdings import Holding
+from raystate.arrays.memory import MemorySource
+from raystate.arrays.restore import restore_tree
+from raystate.arrays.stage import copy, hold
+from raystate.arrays.tree import describe
 from raystate.core.formats.errors import ReferenceMismatchError
 from raystate.core.formats.tree import Layout
 

@@ -12,8 +12,9 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
 from raystate.aligned import SMALL_BYTES
-from raystate.arrays import Spare, copy, describe, hold
-from raystate.arrays.spare import ALIKE, GROUP, MOST_PROGRAMS
+from raystate.arrays.spare import ALIKE, GROUP, MOST_PROGRAMS, Spare
+from raystate.arrays.stage import copy, hold
+from raystate.arrays.tree import describe
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 LARGE = SMALL_BYTES // 4 + 1  # elements of float32

@@ -15,8 +15,13 @@ from jax.sharding import PartitionSpec as P
 
 from raystate import checksum
 from raystate.aligned import SMALL_BYTES
-from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, restore_tree, shards, threads
-from raystate.arrays.stage import host_arrays
+from raystate.arrays import shards, threads
+from raystate.arrays.holdings import Holding
+from raystate.arrays.memory import MemorySource
+from raystate.arrays.restore import restore_tree
+from raystate.arrays.spare import Spare
+from raystate.arrays.stage import copy, hold, host_arrays
+from raystate.arrays.tree import describe
 from raystate.core.formats.boxes import Box, slices
 from raystate.core.formats.errors import CapacityError, CorruptCheckpointError
 from raystate.core.formats.tree import WriteOptions

@@ -24,7 +24,7 @@ from ray.train.v2._internal.util import construct_train_func
 
 import raystate
 from raystate.actors import own_ray
-from raystate.arrays import describe
+from raystate.arrays.tree import describe
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from raystate.manager import StateManager
 from raystate.other_names import FIELDS, MEMBERS

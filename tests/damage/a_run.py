@@ -13,7 +13,9 @@ import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", …
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from raystate.arrays import PackedItems, copy, describe, hold, pack_items
+from raystate.arrays.items import PackedItems, pack_items
+from raystate.arrays.stage import copy, hold
+from raystate.arrays.tree import describe
 from raystate.core.formats.log import claim_entry, key_of, live_steps, next_entry
 from raystate.core.formats.messages import HostId, LiveStep, LogEntry
 from raystate.core.formats.tree import SlotTable, WriteOptions

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from raystate import verification
-from raystate.arrays import set_iterators
+from raystate.arrays.items import set_iterators
 from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.formats.tree import ArraySpec, LeafSpec
 from raystate.orbax.array_reads import read_boxes

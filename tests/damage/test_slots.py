@@ -6,8 +6,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from raystate.arrays import copy, describe
-from raystate.arrays.stage import views
+from raystate.arrays.stage import copy, views
+from raystate.arrays.tree import describe
 from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.messages import HostId, SaveId, Write
 from raystate.core.formats.tree import SlotTable

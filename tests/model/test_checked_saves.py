@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.arrays import PackedItems, match_reference
+from raystate.arrays.items import PackedItems
+from raystate.arrays.reference import match_reference
 from raystate.manager.staging import SaveArguments
 from raystate.reader import Reader
 from raystate.restored import ReadOptions, in_memory

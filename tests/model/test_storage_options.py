@@ -111,7 +111,7 @@ def test_by_default_nothing_is_compressed():
 
 
 def test_compressed_chunks_count_as_memory_for_writing():
-    from raystate.arrays import describe
+    from raystate.arrays.tree import describe
     from raystate.core.formats.tree import WriteOptions
 
     plain = describe({"state": STATE}, process_index=0, process_count=1)

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from raystate.arrays import ReadRequest, Spare, copy, describe, hold
+from raystate.arrays.restore import ReadRequest
+from raystate.arrays.spare import Spare
+from raystate.arrays.stage import copy, hold
+from raystate.arrays.tree import describe
 from raystate.core.formats.tree import Layout, SlotTable
 from raystate.orbax.merge import build_files
 from raystate.orbax.step_reader import StepReader

@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from raystate.arrays import Holding, MemorySource, describe, restore_tree
-from raystate.arrays.tree import STORABLE
+from raystate.arrays.holdings import Holding
+from raystate.arrays.memory import MemorySource
+from raystate.arrays.restore import restore_tree
+from raystate.arrays.tree import STORABLE, describe
 from raystate.core.formats.errors import ConfigError
 from tests.orbax.from_state import staged
 

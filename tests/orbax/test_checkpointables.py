@@ -19,7 +19,9 @@ import pytest
 from orbax.checkpoint import v1
 
 import raystate
-from raystate.arrays import checkpointables, is_checkpointable, pack_items
+from raystate.arrays import checkpointables
+from raystate.arrays.checkpointables import is_checkpointable
+from raystate.arrays.items import pack_items
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from raystate.core.formats.own_files import MOST_BYTES
 from raystate.storage import open_storage

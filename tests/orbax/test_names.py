@@ -13,7 +13,11 @@ import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import v1
 
-from raystate.arrays import check_custom, check_metrics, describe, names, pack_items, restore_tree
+from raystate.arrays import names
+from raystate.arrays.checks import check_custom, check_metrics
+from raystate.arrays.items import pack_items
+from raystate.arrays.restore import restore_tree
+from raystate.arrays.tree import describe
 from raystate.core.formats.errors import ConfigError
 from tests.orbax.from_state import STEP, Source, publish, reader_of
 from tests.orbax.state_example import flat

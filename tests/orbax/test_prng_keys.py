@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from raystate.arrays import restore_tree
+from raystate.arrays.restore import restore_tree
 from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.formats.tree import TreeSpec
 from raystate.orbax.step_metadata import parse_key_impls

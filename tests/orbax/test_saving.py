@@ -36,7 +36,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1
 
 import raystate
-from raystate.arrays import Holding, MemorySource, restore_tree
+from raystate.arrays.holdings import Holding
+from raystate.arrays.memory import MemorySource
+from raystate.arrays.restore import restore_tree
 from raystate.arrays.tree import STORABLE
 from raystate.compat import flax_checkpoints
 from raystate.reader import assembling, background, saving

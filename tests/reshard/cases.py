@@ -16,7 +16,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import raystate
-from raystate.arrays import copy, describe, hold, shards
+from raystate.arrays import shards
+from raystate.arrays.stage import copy, hold
+from raystate.arrays.tree import describe
 from raystate.core.formats.local_values import local_checksums
 from raystate.core.formats.messages import HostId
 from raystate.core.formats.tree import CHUNK_BYTES, Layout, SlotTable, WriteOptions
