@@ -37,6 +37,9 @@ def test_trainer_and_host_share_them(host: HostArena, held: SlotSet):
         refs = [trainer.put_layout(b"one"), host.put_layout(b"two")]
         assert host.get_layout(refs[0]) == b"one" and trainer.get_layout(refs[1]) == b"two"
         assert host.put_layout(b"one") == trainer.put_layout(b"one") == refs[0] and kept(host) == sorted(refs)
+        (host.path / "layouts" / refs[0]).write_bytes(b"other")
+        with pytest.raises(CorruptCheckpointError, match="damaged"):
+            trainer.get_layout(refs[0])
 
 
 def test_what_a_trainer_has_put_and_not_named_yet_stays(host: HostArena, held: SlotSet):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raystate.arena import HostArena, SlotSet, TrainerArena
-from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError
+from raystate.core.formats.errors import CapacityError, RaystateError
 from raystate.core.formats.messages import Staged
 from tests.arena.sets import Child, OpenHost
 
@@ -172,21 +172,6 @@ def test_every_page_is_reserved(pair: tuple[SlotSet, TrainerArena]):
     for slot in held.slots:
         found = slot.path.stat()
         assert found.st_size == 4096 + 4096 + 12288 and found.st_blocks * 512 >= found.st_size
-
-
-def test_layouts_are_kept_once_and_checked(pair: tuple[SlotSet, TrainerArena], open_host: OpenHost):
-    held, trainer = pair
-    refs = {trainer.put_layout(b"one"), trainer.put_layout(b"one"), trainer.put_layout(b"two")}
-    assert len(refs) == 2
-    ref = trainer.put_layout(b"one")
-    folder = held.path.parent / "layouts"
-    assert sorted(os.listdir(folder)) == sorted(refs)
-    assert trainer.get_layout(ref) == b"one"
-    (folder / ref).write_bytes(b"other")
-    with pytest.raises(CorruptCheckpointError, match="damaged"):
-        trainer.get_layout(ref)
-    with pytest.raises(CorruptCheckpointError, match="not in the arena"):
-        trainer.get_layout("0" * 32)
 
 
 _DIES_MID_COPY = """

@@ -53,11 +53,8 @@ class Transfers:
         node = self.world.nodes_by_id.get(one.order.source)
         if node is None or not node.reachable or self.world.cut(self.proc.node):
             return None
-        for found in node.sets.values():
-            for content, saved in zip(found.content, found.saved, strict=True):
-                if content is not None and (content.id, content.rank) == (one.order.snapshot, one.order.rank):
-                    return content, saved, found
-        return None
+        wanted = (one.order.snapshot, one.order.rank)
+        return next((held for held in node.held() if (held[0].id, held[0].rank) == wanted), None)
 
     def _measure(self, number: int) -> None:
         world, node, one = self.world, self.proc.node, self.under_way[number]

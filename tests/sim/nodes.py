@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.formats.host_messages import (
@@ -164,29 +165,27 @@ class Node:
     def piece(self, rank: int, step: int, lineage: str, again: int) -> Saved | None:
         """The held piece of a rank, as a trainer finds it: by step, trusting that other lineages were discarded."""
         found: Saved | None = None
+        for content, saved, _ in self.held():
+            if content.rank == rank and content.step == step:
+                if content.lineage == lineage and content.again == again:
+                    return saved
+                found = saved
+        return found
+
+    def held(self) -> Iterator[tuple[Staged, Saved, SlotSet]]:
+        """By the headers of the slots, and whose bytes it really is."""
         for one in self.sets.values():
             for content, saved in zip(one.content, one.saved, strict=True):
-                if content is not None and content.rank == rank and content.step == step:
-                    if content.lineage == lineage and content.again == again:
-                        return saved
-                    found = saved
-        return found
+                if content is not None:
+                    yield content, saved, one
 
     def has(self, rank: int, key: SnapshotId) -> bool:
         """A header in the arena says so."""
-        return any(
-            content is not None and content.rank == rank and content.id == key
-            for one in self.sets.values()
-            for content in one.content
-        )
+        return any(content.rank == rank and content.id == key for content, _, _ in self.held())
 
     def holds(self, rank: int, step: int, saved: Saved) -> bool:
         """These very bytes are in the arena, and it can answer."""
-        return self.reachable and any(
-            content is not None and (content.rank, content.step, theirs) == (rank, step, saved)
-            for one in self.sets.values()
-            for content, theirs in zip(one.content, one.saved, strict=True)
-        )
+        return self.reachable and any((one.rank, one.step, theirs) == (rank, step, saved) for one, theirs, _ in self.held())
 
 
 class HostProc(Proc):

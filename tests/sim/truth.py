@@ -80,12 +80,10 @@ class Truth:
         for node in self.nodes_by_id.values():
             if node is lost or not self._may_be_relied_on(node):
                 continue
-            for one in node.sets.values():
-                for content, saved in zip(one.content, one.saved, strict=True):
-                    if content is None or lineage_order(content.lineage) < lineage_order(self.went_on_from):
-                        continue
-                    if not self.is_given_up(saved, content.step):
-                        found.setdefault(content.id, set()).add(content.rank)
+            for content, saved, _ in node.held():
+                is_older = lineage_order(content.lineage) < lineage_order(self.went_on_from)
+                if not is_older and not self.is_given_up(saved, content.step):
+                    found.setdefault(content.id, set()).add(content.rank)
         return max((key.step for key, ranks in found.items() if len(ranks) == self.worlds.get(key.lineage)), default=-1)
 
     def weaken(self, node: Node) -> None:
