@@ -58,25 +58,6 @@ def test_a_new_coordinator_goes_on_with_the_newest_proposal_that_a_host_shows(st
     assert driver.advice().proposal == newer
 
 
-def test_time_based_saves_go_on_after_a_rollback():
-    driver = running(save_every_s=50.0)
-    driver.stage(10, promised=True)
-    driver.commit()
-    driver.stage(1000)
-    driver.tick(51.0)
-    before = driver.proposal
-    assert before.step > 1000
-    for rank in range(2):
-        driver.word(rank, 1001, ack_id=before.id, ack_ok=True, ack_step=1001)
-    driver.stage(before.step, promised=True)
-    assert driver.restore(step=10, rollback=True).step == 10
-    driver.stage(11)
-    driver.tick(51.0)
-    after = driver.proposal
-    assert after.state == "proposed"
-    assert 11 < after.step < 1000
-
-
 def save_together(driver: Driver, cadence: int) -> int:
     """A save is due: it is proposed, all ranks agree, and act at the next step for which they call save()."""
     driver.tick(6.0)
@@ -87,16 +68,6 @@ def save_together(driver: Driver, cadence: int) -> int:
     step = -(-proposal.step // cadence) * cadence
     driver.stage(step, promised=True)
     return step
-
-
-@pytest.mark.parametrize("cadence", [1, 10])
-def test_a_save_when_idle_follows_the_one_before_whatever_steps_are_saved(cadence: int):
-    driver = running(save_every_s=5.0, save_when_idle=True)
-    driver.stage(cadence)
-    for _ in range(3):
-        step = save_together(driver, cadence)
-        assert driver.core.journal.durable_step == step
-        driver.stage(step + cadence)
 
 
 def test_a_save_when_idle_waits_until_the_one_before_is_visible():

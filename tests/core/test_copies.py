@@ -101,12 +101,6 @@ def test_one_transfer_at_a_time_from_a_host_and_the_newest_order_counts():
     assert only(after, FetchCopy).snapshot == SnapshotId(LINE, 2)
 
 
-def test_a_superseded_attempt_orders_no_copies():
-    host = Host(A, "i")
-    host.handle(order(attempt=2, ranks=()), 0.0)
-    assert not has(host.handle(order(attempt=1, seq=9), 0.0), FetchCopy)
-
-
 def test_what_failed_is_tried_again_when_the_order_is_repeated():
     host = Host(A, "i")
     number = only(host.handle(order(), 0.0), FetchCopy).transfer
@@ -148,17 +142,6 @@ class Copying(Driver):
 
     def logged(self, text: str) -> int:
         return sum(1 for one in self.out if isinstance(one, Log) and text in one.text)
-
-
-def test_stable_is_what_all_peers_have():
-    driver = Copying()
-    driver.step(1)
-    first, second = driver.copies()
-    assert {first.host, second.host} == {A, B}
-    driver.obey(first)
-    assert driver.stable == -1
-    driver.obey(second)
-    assert driver.stable == 1
 
 
 def test_the_next_snapshot_to_copy_is_the_newest_by_then():

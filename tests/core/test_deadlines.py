@@ -172,16 +172,6 @@ def test_close_with_an_older_promise_that_cannot_be_kept_any_more():
         assert reply.errors == ("step 5: its snapshot of rank 0 (host a) is lost",), "nobody waits for it"
 
 
-def test_flush():
-    driver = running(save_timeout_s=LIMIT_S)
-    driver.auto = False
-    driver.stage(2, promised=True)
-    driver.flush(0, driver.key(2))
-    driver.tick(21.0)
-    [reply] = driver.replies(FlushReply)
-    assert re.search(r"step 2 .*21\.0 s", reply.errors[0]), reply.errors
-
-
 def test_flush_of_a_step_whose_host_is_down_does_not_call_it_unstaged():
     driver = running(save_timeout_s=LIMIT_S)
     driver.auto = False

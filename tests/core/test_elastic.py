@@ -9,7 +9,6 @@ import pytest
 
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.messages import (
-    HostId,
     StopAsked,
 )
 from raystate.core.launcher.elastic import FEW_STEPS, GROWN_FOR, MOST_HELD, MOST_PATIENCE, Elastic, Sizes, Wish, room_of
@@ -129,16 +128,6 @@ class Run:
         raise AssertionError("it never grew")
 
 
-def test_a_run_starts_with_what_there_is():
-    assert Run((1, 4), room=3).workers == 3
-    assert Run((2, 8), room=7, batch=8).workers == 4
-    assert Run((1, 4), room=9).workers == 4
-
-
-def test_without_room_the_fewest_wait_for_it():
-    assert Run((2, 4), room=1).workers == 2
-
-
 def test_two_one_two():
     run = Run(room=2)
     assert not run.train(200.0)
@@ -184,18 +173,6 @@ def test_one_that_never_settles_does_not_hold_up_the_others():
     assert [wish.workers for wish in wishes] == [2]
 
 
-def test_sizes_that_do_not_divide_the_batch_are_no_growth():
-    run = Run((2, 4), room=2, batch=8)
-    assert not run.train(500.0, room=3)
-    assert run.train(ROOM_STAYS_S + 1, room=4)
-
-
-def test_a_group_that_does_not_stop_is_asked_again_after_the_grace():
-    run = Run(room=1)
-    run.train(EVERY_S)
-    assert [after_s for after_s, _ in run.train(2 * EVERY_S + ROOM_STAYS_S + 2, room=2)] == [11.0, 41.0, 71.0]
-
-
 def test_room_that_is_gone_when_the_group_starts_again():
     run = Run(room=1)
     run.train(EVERY_S)
@@ -215,13 +192,6 @@ def test_a_size_that_finds_no_place_is_followed_by_a_smaller_one():
     assert tried == [8, 4, 2, 1, 8]
 
 
-def test_to_wait_for_the_fewest_is_no_reason_for_less():
-    elastic = Elastic(Sizes.of((2, 4)), EVERY_S)
-    assert elastic.size_for(0, 0.0) == 2
-    elastic.not_placed()
-    assert elastic.size_for(4, 0.0) == 4
-
-
 def test_a_node_that_dies_whenever_the_run_has_grown_is_tried_less_and_less():
     run = Run(room=1)
     waited: list[float] = []
@@ -235,18 +205,6 @@ def test_a_node_that_dies_whenever_the_run_has_grown_is_tried_less_and_less():
     run.train(GROWN_FOR * EVERY_S)
     run.start(room=1)
     assert run.grow(room=2) == EVERY_S, "it has stayed: from the beginning"
-
-
-def test_a_growth_that_brings_only_failures_is_taken_back():
-    run = Run((1, 4), room=1, broken=(2,))
-    run.grow(room=2)
-    run.train(GROWN_FOR * EVERY_S)
-    assert run.start(failed=True) == 2, "it failed, and is tried again"
-    assert run.fail()
-    run.told.clear()
-    assert run.start() == 1
-    assert run.told == ["goes on with 1 worker instead of 2"]
-    assert not run.fail(), "the size that worked fails too"
 
 
 def test_a_growth_to_a_size_that_worked_before_is_taken_back_too():
@@ -276,18 +234,6 @@ def test_a_growth_whose_group_never_starts_is_taken_back_though_its_size_worked_
     assert run.start() == 1
 
 
-def test_failures_of_each_size_take_back_only_the_one_that_has_not_worked():
-    run = Run((1, 4), room=1)
-    for size in (2, 3, 4):
-        run.train(60.0, room=size)
-        run.broken = (4,)
-        assert run.start() == size
-    run.train(5.0)
-    assert run.fail()
-    assert run.start() == 3
-    assert not run.fail(), "it has worked since the run grew to it: what fails now does so at any size"
-
-
 def test_what_has_never_worked_is_not_gone_back_to():
     run = Run((1, 4), room=1)
     assert not run.fail()
@@ -302,24 +248,6 @@ def test_a_size_has_worked_if_it_made_more_than_a_few_steps_before_it_failed(ste
     run.grow(room=2)
     run.train(steps)
     assert run.fail() is not worked
-
-
-def test_what_was_taken_back_stays_so_for_long():
-    """Restarts for other reasons, and places that are not found, don't bring the larger size sooner, and don't put it off."""
-    run = Run((2, 4), room=2, broken=(4,))
-    run.grow(room=4)
-    assert run.fail()
-    since_s = run.now_s
-    assert run.start() == 2
-    for _ in range(MOST_PATIENCE - 1):
-        run.train(EVERY_S)
-        assert run.start(failed=True) == 2
-    run.elastic.not_placed()
-    assert run.start() == 2
-    run.grow()
-    assert run.workers == 4
-    assert MOST_PATIENCE * EVERY_S <= run.now_s - since_s <= (MOST_PATIENCE + 2) * EVERY_S
-    assert run.fail(), "another growth, another try"
 
 
 def test_the_time_passes_while_nothing_trains_too():
@@ -351,40 +279,12 @@ def test_a_size_that_works_is_not_taken_back_for_another_s_failures():
     assert not run.fail()
 
 
-def test_below_what_was_taken_back_the_run_grows_as_ever():
-    run = Run((1, 8), room=4, broken=(8,))
-    run.grow(room=8)
-    assert run.fail()
-    assert run.start() == 4
-    assert run.start(room=2) == 2
-    run.grow(room=8)
-    assert run.workers == 4
-
-
 def test_a_larger_group_that_never_trains_is_taken_back_too():
     run = Run((1, 4), room=1)
     run.train(EVERY_S)
     run.room = 3
     run.elastic.ended(run.newest(), failed=False)
     assert run.elastic.size_for(3, run.now_s) == 3
-    assert run.fail()
-    assert run.start() == 1
-
-
-@pytest.mark.parametrize(("larger", "then"), [(4, 3), (3, 4)], ids=["its bad node goes", "more room comes"])
-def test_the_sizes_that_worked_are_remembered_over_failures_of_others(larger: int, then: int):
-    run = Run((1, 4), room=2, broken=(3, 4))
-    run.grow(room=larger)
-    assert run.start(room=then, failed=True) == then
-    assert run.fail()
-    assert run.start() == 2, "the only size that has worked"
-
-
-def test_a_size_that_the_run_shrank_to_is_taken_back_if_it_never_worked():
-    run = Run((1, 4), room=1, broken=(3,))
-    run.grow(room=4)
-    run.train(EVERY_S)
-    assert run.start(room=3) == 3
     assert run.fail()
     assert run.start() == 1
 
@@ -405,26 +305,6 @@ def resize(driver: Driver, group: str = "g") -> None:
     driver.send(StopAsked(reason="the run grows", within_s=None, group=group))
 
 
-def test_a_group_of_before_is_not_meant():
-    driver = training()
-    resize(driver, group="another")
-    driver.stage(5)
-    driver.tick(1.0)
-    assert driver.advice().proposal is None
-
-
-def test_nobody_goes_away_so_nobody_is_ended_and_nothing_is_saved_in_a_hurry():
-    driver = training(barrier_timeout_s=20.0)
-    resize(driver)
-    asked = driver.proposal
-    assert (asked.kind, asked.state, asked.reason) == ("stop", "proposed", "the run grows")
-    confirmed = driver.agree(at=5)
-    driver.tick(500.0)
-    assert driver.proposal == confirmed and confirmed.state == "confirmed", "the step takes long: they stop when they get there"
-    assert not driver.ended()
-    assert driver.core.journal.published == ()
-
-
 def test_what_is_not_agreed_in_time_is_given_up_and_may_be_asked_again():
     driver = training(barrier_timeout_s=20.0)
     resize(driver)
@@ -439,39 +319,6 @@ def test_what_is_not_agreed_in_time_is_given_up_and_may_be_asked_again():
     resize(driver)
     again = driver.proposal
     assert (again.state, again.id > asked.id) == ("proposed", True)
-
-
-def test_a_notice_comes_first():
-    """A node goes away while the run is to grow: then there is a deadline."""
-    driver = training(barrier_timeout_s=600.0)
-    resize(driver)
-    driver.agree(at=5)
-    driver.send(StopAsked(host=HostId("b"), within_s=20.0, reason="drained"))
-    driver.out.clear()
-    driver.tick(10.1)
-    assert driver.core.journal.published == (4,)
-    driver.tick(10.1)
-    assert driver.ended() == {"a", "b"}
-
-
-def test_a_growth_does_not_put_off_a_notice():
-    driver = training(barrier_timeout_s=600.0)
-    driver.send(StopAsked(host=HostId("b"), within_s=20.0, reason="drained"))
-    resize(driver)
-    driver.tick(10.1)
-    assert driver.core.journal.published == (4,)
-
-
-def test_a_death_ends_the_wish_and_the_next_group_is_left_alone():
-    driver = training()
-    resize(driver)
-    driver.exits(1)
-    driver.join(["a", "b"], "h")
-    driver.restore()
-    driver.stage(9)
-    driver.tick(1.0)
-    proposal = driver.advice().proposal
-    assert proposal is None or proposal.state == "withdrawn"
 
 
 def test_a_run_that_ends_is_not_stopped_on_the_way():

@@ -20,7 +20,6 @@ from raystate.core.formats.messages import (
     HostId,
     Joined,
     LeaveReply,
-    LiveStep,
     Packaged,
     SnapshotId,
     Staged,
@@ -38,26 +37,6 @@ def test_flush_waits_for_what_was_promised():
     driver.auto = True
     driver.write()
     assert driver.replies(FlushReply) == [FlushReply(durable_step=2)]
-
-
-def test_flush_names_a_step_that_was_skipped():
-    driver = running()
-    driver.hold(0, 2, promised=True)
-    driver.word(1, 2)
-    driver.flush(0, driver.key(2))
-    [reply] = driver.replies(FlushReply)
-    assert "rank 1 (host b) skipped step 2" in reply.errors[0]
-
-
-def test_a_new_coordinator_knows_which_save_of_a_step_is_durable():
-    step = LiveStep(step=5, save="a1k5", lineage="1.1.x")
-    driver = adopted(tail=replace(history(), live=(step,)))
-    for rank in range(2):
-        driver.word(rank, 5, again=1)
-    driver.flush(0, driver.key(5))
-    assert driver.replies(FlushReply) == [FlushReply(durable_step=5)]
-    driver.flush(0, driver.key(5, again=1))
-    assert driver.replies(FlushReply)[-1] == FlushReply(durable_step=5), "another try of the step counts"
 
 
 def test_a_new_coordinator_hears_all_hosts_before_it_ends_a_run():
@@ -151,22 +130,6 @@ def test_leaving_makes_the_newest_step_durable_and_closes_the_log():
     assert driver.core.tail.intents == ()
 
 
-def test_leaving_without_any_step():
-    driver = running()
-    driver.leave(None)
-    assert driver.replies(LeaveReply)[-1].step == -1
-
-
-def test_leaving_fails_with_a_promised_step_that_cannot_be_durable():
-    driver = running()
-    driver.hold(0, 3, promised=True)
-    driver.word(1, 3)
-    driver.leave(driver.key(3), driver.key(3))
-    failure = driver.replies(Failure)[-1]
-    assert (failure.error, failure.details["step"]) == ("StorageError", 3)
-    assert driver.take(Finish) == []
-
-
 def test_a_close_that_fails_names_every_promise():
     """Whoever takes the error for the end must not miss what else was lost."""
     driver = running()
@@ -243,16 +206,6 @@ def test_leaving_falls_back_when_nothing_was_promised():
     assert driver.replies(LeaveReply)[-1].step == 2
 
 
-def test_release_saves_the_newest_complete_snapshot():
-    driver = running()
-    driver.stage(3)
-    driver.hold(0, 4)
-    driver.exits(0)
-    driver.release()
-    assert driver.replies(LeaveReply)[-1].step == 3
-    assert driver.take(Finish)
-
-
 def test_a_release_goes_on_when_the_failed_rank_has_said_its_last_word():
     """The rank's group has ended by then: its last word counts all the same, and is not waited for until the deadline."""
     driver = running()
@@ -313,20 +266,6 @@ def test_a_release_waits_a_while_for_a_host_that_is_away(back: bool):
         driver.report("a")
     (reply,) = driver.replies(LeaveReply)
     assert (reply.step, bool(reply.errors)) == ((3, False) if back else (2, True))
-
-
-def test_a_release_that_runs_out_of_time_names_every_promise():
-    driver = running(save_timeout_s=20.0)
-    driver.auto = False
-    driver.stage(1, promised=True)
-    driver.stage(2, promised=True)
-    driver.hold(0, 3, promised=True)
-    driver.word(1, 3, pending=(3,))
-    driver.all_die()
-    driver.release()
-    driver.live(22.0)
-    (failure,) = driver.replies(Failure)
-    assert {*re.findall(r"(?:^|; )step (\d)\b", failure.message)} == {"1", "2", "3"}, failure.message
 
 
 def test_a_close_does_not_overtake_a_release():

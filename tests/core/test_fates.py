@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from raystate.core.formats.entries import MOST_FACTS, Fact, lost_saves
+from raystate.core.formats.entries import Fact, lost_saves
 from raystate.core.formats.log import next_entry
 from raystate.core.formats.messages import (
-    Append,
-    CarriedOut,
     Failure,
     FlushAsked,
     FlushReply,
     HostId,
     HostReported,
-    Intent,
     Invalidate,
     LeaveReply,
     LiveStep,
@@ -76,20 +73,6 @@ def test_what_was_given_up_is_logged_where_nothing_else_is():
     assert not driver.core.journal.closable
 
 
-def test_what_is_retired_was_durable():
-    driver = running(keep_last=1)
-    for step in (2, 4):
-        driver.stage(step, promised=True)
-    assert driver.core.journal.published == (4,)
-    after = heir(driver)
-    after.stage(5)
-    after.flush(0, driver.key(2))
-    after.flush(1, driver.key(2, 1))
-    assert [reply.errors for reply in after.replies(FlushReply)] == [(), ()]
-    after.stage(2, promised=True)
-    assert after.take(Write) == [], "nor is it made durable once more, because a host still holds it"
-
-
 def test_a_step_of_which_the_log_says_nothing_was_passed_over():
     tail = replace(history(3), retired=(Fact(SnapshotId("1.1.x", 2), "retention"),))
     driver = adopted(tail=tail)
@@ -113,17 +96,6 @@ def test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable():
     assert {one.step for one in driver.take(Write)} == {4}
 
 
-def test_a_death_ends_the_promises():
-    """The next group goes on, and its end is a good one."""
-    driver = gives_up_step_4()
-    driver.all_die()
-    driver.join(AB, "next")
-    assert driver.restore().step == 4, "it is in memory still"
-    driver.stage(6, promised=True)
-    driver.leave(driver.key(6), driver.key(6))
-    assert [(reply.step, reply.errors) for reply in driver.replies(LeaveReply)] == [(6, ())] * 2
-
-
 def test_a_restore_that_goes_back_gives_up_nothing_that_the_log_names():
     driver = running()
     driver.stage(2, promised=True)
@@ -144,23 +116,6 @@ def released(driver: Driver) -> tuple[str, ...]:
         driver.report(host)
     (reply,) = driver.replies(LeaveReply)
     return reply.errors
-
-
-def test_a_release_names_every_promise_that_memory_has_in_part():
-    driver = running()
-    for step in (1, 2):
-        driver.hold(0, step, promised=True)
-        driver.word(1, step, pending=(*range(1, step + 1),))
-    driver.all_die()
-    assert [text.partition(":")[0] for text in released(driver)] == ["step 1", "step 2"]
-
-
-def test_a_release_does_not_name_a_step_that_another_try_has_made_durable():
-    driver = running()
-    driver.hold(0, 5, promised=True)
-    driver.stage(5, promised=True, again=1)
-    driver.all_die()
-    assert released(driver) == ()
 
 
 def test_a_release_that_fails_names_each_step_once():
@@ -254,19 +209,6 @@ def test_what_a_lineage_began_with_counts_while_it_is_being_written():
     assert [reply.errors for reply in driver.replies(FlushReply)] == [()]
 
 
-def test_a_deleted_step_that_is_saved_once_more_is_written():
-    driver = running(keep_last=None)
-    for step in (2, 4, 6):
-        driver.stage(step, promised=True)
-    driver.restore(step=2)
-    driver.stage(3, promised=True)
-    driver.delete(3)
-    driver.tick(1.0)
-    assert driver.core.journal.published == (2, 4, 6)
-    driver.stage(3, promised=True, again=1)
-    assert driver.core.journal.published == (2, 3, 4, 6)
-
-
 def test_a_delete_takes_all_tries_that_were_made_before():
     driver = running(keep_last=None)
     driver.stage(2, promised=True)
@@ -303,25 +245,3 @@ def test_a_base_whose_pieces_are_gone_with_its_coordinator_is_passed_over():
     driver.tick(1.0)
     (reply,) = driver.replies(FlushReply)
     assert reply.lost == (SnapshotId("1.1.g", 4),)
-
-
-def test_every_rank_may_delete_an_old_step():
-    """Its fact is not among the newest that an entry keeps."""
-    retired = tuple(Fact(SnapshotId("1.1.x", step), "retention") for step in range(2000, 2000 + MOST_FACTS))
-    driver = Driver(tail=replace(history(1000, 3000), retired=retired), dead=(1,))
-    for _ in AB:
-        driver.delete(1000)
-        driver.tick(1.0)
-    assert len(driver.replies(FlushReply)) == 2
-
-
-def test_what_was_given_up_is_logged_although_a_removal_waits_for_a_pin():
-    removal = Intent(kind="retire", step=1, save="a1k1", attempt=1, seq=9)
-    driver = Driver(tail=history(3, intents=(removal,)), dead=(1,))
-    driver.auto = False
-    driver.send(CarriedOut(intent=removal, pinned="a reader"))
-    lost = SnapshotId("1.1.x", 2)
-    driver.core.journal.facts.give_up(lost, FULL)
-    for _ in range(20):
-        driver.tick(3.0)
-    assert [[fact.snapshot for fact in one.entry.given_up] for one in driver.take(Append)] == [[lost]]

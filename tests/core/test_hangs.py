@@ -26,19 +26,6 @@ def later(driver: Driver, seconds: float) -> None:
     driver.tick()
 
 
-def test_the_rank_that_the_others_wait_for_is_ended_alone():
-    driver = training(hang_timeout_s=LIMIT_S)
-    driver.word(0, 5)
-    later(driver, LIMIT_S - 1)
-    assert not ended(driver)
-    later(driver, 1.5)
-    (order,) = ended(driver)
-    assert (order.host, order.hanging) == ("b", (1,))
-    assert order.reason == "rank 1 (host b) made no step for 30 s after step 4, and the others wait"
-    driver.exits(1, reason=order.reason, hung=True, stack="x")
-    assert {one.host for one in ended(driver)} == {"a"}, "now that it is gone, the others go"
-
-
 def test_where_all_are_level_all_are_meant():
     driver = training(hang_timeout_s=LIMIT_S)
     later(driver, LIMIT_S + 1)
@@ -130,36 +117,3 @@ def test_the_host_finds_out_where_it_was_and_ends_it_then():
     ]
     assert (exited.hung, exited.ended, exited.clean) == (True, False, False)
     assert (exited.reason, exited.stack) == ("rank 1 made no step", "train.py, line 7")
-
-
-def test_ranks_that_do_not_hang_are_left_alone():
-    host = Host(HostId("b"), "i")
-    host.handle(Connected(connection=3, pid=77, rank=0, world=2, lineage="1.1.n", trainer="t"), 0.0)
-    order = EndTrainers(host=HostId("b"), lineage="1.1.n", reason="rank 1 made no step", attempt=1, hanging=(1,))
-    assert not [one for one in host.handle(order, 1.0) if isinstance(one, Examine | Kill)]
-
-
-def test_who_cannot_be_seen_does_not_hang():
-    """Its HostActor is dead or starved, or this Coordinator has slept: nobody knows whether the trainer makes steps."""
-    driver = training(hang_timeout_s=LIMIT_S)
-    driver.word(0, 5)
-    driver.tick(LIMIT_S / 2)
-    driver.report("a")
-    driver.tick(LIMIT_S * 3)
-    assert not ended(driver)
-    driver.word(1, 90)
-    driver.word(0, 90)
-    driver.tick(LIMIT_S - 1)
-    assert not ended(driver)
-    later(driver, 2.0)
-    assert {one.hanging for one in ended(driver)} == {(0,), (1,)}, "they are seen, and stand still"
-
-
-def test_who_cannot_be_seen_hangs_where_the_others_wait_for_it():
-    driver = training(hang_timeout_s=LIMIT_S, host_timeout_s=10.0)
-    driver.word(0, 5)
-    for _ in range(4):
-        driver.now_s += 9.0
-        driver.report("a")
-        driver.tick()
-    assert {one.hanging for one in ended(driver)} == {(1,)}

@@ -69,18 +69,6 @@ def test_slots_are_free_by_stable_dead_and_lineage():
     ]
 
 
-def test_older_lineages_stay_until_it_is_decided_what_the_new_one_restores():
-    """Schedule 92980: a host gave up step 2, which it had not reported yet, because the new group's advice kept only step 1."""
-    slots = [slot("1.1.x", 1), slot("1.1.x", 2), slot()]
-    undecided = Advice(attempt=1, seq=1, lineage="1.2.x", keep=(SnapshotId("1.1.x", 1),))
-    assert free(slots, undecided) == [2]
-    assert free(slots, replace(undecided, decided=True)) == [1, 2]
-
-
-def test_a_step_saved_again_frees_the_slot_of_its_first_save():
-    assert free([piece(5), piece(5, again=1)], Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, stable=(5, 1))) == [0]
-
-
 # ---------------------------------------------------------------- the machine
 
 
@@ -146,18 +134,6 @@ def test_a_granted_slot_is_not_reported():
     summary = node.report()
     assert [one.step for one in summary.staged] == [5]
     assert summary.trainers[0].newest_step == 5
-
-
-def test_grants_go_to_living_trainers_of_the_lineage_that_is_advised():
-    node = Node()
-    node.send(SetFound(index=0, trainer="dead", word=word(done=(0, 0)), contents=(None, None)))
-    node.connect(1, lineage="1.2.x")
-    node.read(word(), None, None, None, index=1)
-    node.advise(lineage="1.3.x")
-    assert node.grants(1) == (0, 0, 0), "advice of another lineage"
-    node.advise(2)
-    assert node.grants(1) == (1, 1, 1)
-    assert not any(one.index == 0 for one in node.took(Speak))
 
 
 def test_granted_and_held_slots_are_never_granted_again():

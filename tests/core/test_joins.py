@@ -18,15 +18,6 @@ from raystate.core.formats.messages import (
 from tests.core.driver import AB, Driver, running
 
 
-def test_join_answers_all_with_one_lineage():
-    driver = Driver()
-    driver.join(AB)
-    replies = driver.replies(JoinReply)
-    assert len(replies) == 2
-    assert len({reply.lineage for reply in replies}) == 1
-    assert replies[0].host_count == 2
-
-
 @pytest.mark.parametrize(("hosts", "who"), [(AB, "all 2 ranks have"), (AB[:1], "the only rank has")])
 def test_the_log_says_who_has_joined(hosts: list[str], who: str):
     driver = Driver()

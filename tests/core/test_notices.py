@@ -20,25 +20,6 @@ def test_all_ranks_stop_when_the_node_of_one_goes_away():
     assert driver.core.notices.hosts == {"b"}
 
 
-def test_a_host_without_trainers_stops_nobody():
-    driver = training()
-    driver.host_up("c")
-    leaving(driver, "c")
-    driver.tick(1.0)
-    assert driver.advice().proposal is None
-
-
-def test_one_notice_told_many_times_asks_once():
-    driver = training()
-    leaving(driver, "b", 30.0)
-    first = driver.proposal
-    for _ in range(5):
-        driver.tick(1.0)
-        leaving(driver, "b", 30.0)
-    assert driver.proposal == first
-    driver.said(r"stop asked, within 30\.0 s")
-
-
 def test_the_group_after_is_not_stopped_because_of_the_group_before():
     """It was asked and died before it could agree; the next one runs elsewhere."""
     driver = running()
@@ -71,21 +52,6 @@ def late(*, within_s: float, writes: bool) -> Driver:
     return driver
 
 
-def test_a_rank_that_hears_of_it_too_late_does_not_hold_up_the_others():
-    """It has made the step before its HostActor told it. In its next step it waits for rank 0, which waits for its answer."""
-    driver = training()
-    leaving(driver, "b", 20.0)
-    asked = driver.proposal
-    driver.word(0, asked.step, ack_id=asked.id, ack_ok=True, ack_step=5)
-    assert driver.proposal == asked
-    driver.word(1, asked.step)
-    again = driver.proposal
-    assert again.id > asked.id
-    assert (again.kind, again.state) == ("stop", "proposed")
-    assert again.step > asked.step + 1
-    driver.agree(at=asked.step)
-
-
 def test_half_of_the_time_without_an_agreement_the_newest_in_memory_becomes_durable():
     """While there is still time to write it; and the ranks have half of the rest to agree."""
     driver = training()
@@ -97,21 +63,6 @@ def test_half_of_the_time_without_an_agreement_the_newest_in_memory_becomes_dura
     driver.tick(4.8)
     driver.agree(at=5)
     assert not driver.ended()
-
-
-def test_who_has_not_agreed_in_time_is_ended_before_the_node_goes():
-    """What is newest in memory is durable: nothing would be won by training until the node is gone."""
-    driver = training()
-    leaving(driver, "b", 20.0)
-    asked = driver.proposal
-    driver.word(0, 5, ack_id=asked.id, ack_ok=True, ack_step=5)
-    driver.tick(10.1)
-    assert not driver.ended()
-    driver.tick(5.0)
-    assert driver.ended() == {"a", "b"}
-    driver.said(r"no step to stop at together, rank 1 \(host b\) did not answer in time: the node of rank 1 .* goes away")
-    withdrawn = driver.proposal
-    assert withdrawn.state == "withdrawn"
 
 
 def test_who_has_not_agreed_in_time_is_not_ended_while_the_newest_in_memory_is_written():
@@ -144,16 +95,6 @@ def test_a_group_that_still_restores_is_ended_too():
     driver.said(r"no step to stop at together, not all ranks train yet: the node of rank 1")
 
 
-def test_agreed_and_too_slow_the_newest_in_memory_becomes_durable():
-    driver = training()
-    leaving(driver, "b", 20.0)
-    driver.agree(at=5)
-    driver.tick(10.1)
-    assert driver.core.journal.published == (4,)
-    confirmed = driver.proposal
-    assert confirmed.state == "confirmed"  # who reaches it in time still stops there
-
-
 def test_who_still_runs_when_the_node_has_to_be_gone_is_ended():
     driver = training()
     leaving(driver, "b", 20.0)
@@ -163,26 +104,6 @@ def test_who_still_runs_when_the_node_has_to_be_gone_is_ended():
     driver.tick(20.1)
     assert driver.ended() == {"a", "b"}
     driver.said(rf"should have stopped at step {asked.step}, and still runs")
-
-
-def test_who_has_left_in_time_is_not_told_off():
-    """They wait for another node, perhaps for long."""
-    driver = training()
-    leaving(driver, "b", 20.0)
-    asked = driver.agree(at=5)
-    driver.stage(asked.step, promised=True)
-    driver.exits(0, 1, clean=True)
-    driver.out.clear()
-    driver.tick(20.1)
-    assert not driver.ended()
-    assert driver.core.joins.group is not None
-    assert driver.core.joins.group.alive
-
-
-def test_nobody_says_when():
-    driver = training(barrier_timeout_s=40.0)
-    leaving(driver, "b", None)
-    driver.said(r"stop asked, within 40\.0 s")
 
 
 def test_a_host_that_is_gone_is_not_to_go_away_any_more():

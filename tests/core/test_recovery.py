@@ -17,8 +17,6 @@ from raystate.core.formats.messages import (
     FlushReply,
     HostId,
     Invalidate,
-    Joined,
-    JoinReply,
     LeaveReply,
     RestoreAsked,
     RestoreChoice,
@@ -27,7 +25,6 @@ from raystate.core.formats.messages import (
     SnapshotId,
     TrainerWord,
     Write,
-    Written,
 )
 from tests.core.driver import AB, Driver, adopted, history, running
 
@@ -213,20 +210,6 @@ def test_after_a_rollback_the_newest_step_is_that_of_the_new_lineage():
     assert (driver.core.joins.newest, new != old) == (3, True), "a late report of what was given up"
 
 
-def test_rollback_retires_the_newer_steps_first():
-    driver = running()
-    driver.stage(2, promised=True)
-    driver.stage(4, promised=True)
-    driver.join(AB, "h")
-    driver.out.clear()
-    choice = driver.restore(step=2, rollback=True)
-    assert choice.step == 2
-    assert [one.step for one in driver.orders("retire")] == [4]
-    assert driver.core.journal.published == (2,)
-    driver.stage(4, promised=True)
-    assert driver.core.journal.published == (2, 4)
-
-
 def test_damaged_memory_falls_to_storage_and_damaged_storage_is_set_aside():
     driver = running()
     driver.stage(2, promised=True)
@@ -262,21 +245,6 @@ def test_nothing_left_is_an_error_and_nothing_is_set_aside():
     assert driver.orders("retire") == []
 
 
-def test_recovery_waits_for_a_host_that_restarts():
-    driver = running(host_timeout_s=5.0)
-    driver.stage(3)
-    place = driver.place
-    driver.send(Joined(ask=Ask("j"), group="h", rank=0, world=1, host=HostId("a")))
-    driver.lineage = driver.replies(JoinReply)[-1].lineage
-    driver.world, driver.seen = 1, {"a": [], "b": []}
-    driver.word(0, -1)
-    driver.ask_restore(0)
-    assert driver.replies(RestoreChoice)[2:] == []
-    driver.place = place
-    driver.host_up("b", "i2")
-    assert [(one.tier, one.step) for one in driver.replies(RestoreChoice)][-1] == ("memory", 3)
-
-
 def test_a_host_that_has_just_come_back_gets_time_to_report():
     """Schedule 4091: it was given up because the restore had waited long for it, and with it the newest snapshot."""
     driver = running(host_timeout_s=5.0)
@@ -300,25 +268,6 @@ def test_a_host_that_has_just_come_back_gets_time_to_report():
     assert driver.core.recovery.phase == "trying", "it has said what it holds, and the choice is made"
 
 
-def test_dead_ranks_are_not_needed_for_a_save():
-    driver = running()
-    driver.auto = False
-    driver.stage(2, promised=True)
-    driver.exits(0)
-    driver.auto = True
-    for write in driver.take(Write):
-        driver.send(Written(host=write.host, save=write.save))
-    assert driver.core.journal.published == (2,)
-
-
-def test_a_group_of_an_earlier_attempt_is_adopted():
-    driver = adopted(3)
-    driver.stage(5)
-    assert driver.core.snapshots.stable == (5, 0)
-    driver.stage(6, promised=True)
-    assert driver.core.journal.published == (3, 6)
-
-
 @pytest.mark.parametrize("outcome", [False, True])
 def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
     """Under a new Coordinator: of a group that a newer one has replaced, or for an outcome that another rank has had and gone on."""
@@ -338,18 +287,6 @@ def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
     driver.word(0, 3)
     driver.ask_restore(1)
     assert [choice.step for choice in driver.replies(RestoreChoice)] == [3, 3]
-
-
-def test_a_step_that_is_gone_by_the_next_attempt_is_not_replaced_by_the_newest():
-    """Schedule 7941: an earlier Coordinator, which had been superseded, chose the step that was asked for; it was retired meanwhile."""
-    driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a",))
-    driver.world, driver.lineage, driver.place = 1, "1.1.x", {0: "a"}
-    driver.word(0, -1)
-    gone = RestoreTried(
-        ask=driver.ask(), lineage="1.1.x", rank=0, step=2, want=2, begins="1.9.x", ok=False, error="not there", word=1
-    )
-    driver.send(gone)
-    assert [(one.error, one.details["step"]) for one in driver.replies(Failure)] == [("StepNotFoundError", 2)]
 
 
 def test_an_earlier_attempts_choice_of_the_newest_that_is_gone_is_chosen_anew():
@@ -434,18 +371,6 @@ def test_a_rollback_that_no_rank_can_use_costs_no_step(bad: dict[str, Any]):
     assert 4 in driver.core.journal.live
 
 
-def test_a_rollback_that_fails_gives_up_no_save():
-    """It gave them up before any rank had read the step, and said that nothing had changed."""
-    driver = running()
-    driver.stage(2)
-    driver.hold(0, 4, promised=True)
-    choice = driver.restore(step=2, rollback=True, ok=False)
-    driver.tried(choice, mistaken=True, ok=True)
-    assert "nothing has changed" in driver.replies(Failure)[0].message
-    driver.hold(1, 4, promised=True)
-    assert driver.core.journal.published == (4,)
-
-
 def test_a_rollback_waits_for_the_commit_that_is_being_written():
     """It can't be called back: so its step is retired with the others."""
     driver = running()
@@ -490,16 +415,6 @@ def made_durable(step: int) -> Driver:
     return driver
 
 
-def test_a_choice_names_every_holder_of_each_rank_for_any_number_of_ranks():
-    driver = running()
-    driver.stage(2)
-    driver.hold(0, 2, host="b")  # a copy
-    driver.join(["a", "b", "c"], "h")
-    choice = driver.restore()
-    assert (choice.tier, choice.world, choice.stored) == ("memory", 2, False)
-    assert choice.holders == ((0, ("a", "b")), (1, ("b",)))
-
-
 def test_a_choice_says_that_the_same_snapshot_is_durable():
     driver = made_durable(2)
     driver.join(AB, "h")
@@ -529,30 +444,6 @@ def test_what_becomes_complete_after_the_choice_is_not_called_stable():
     assert [one.tier for one in driver.replies(RestoreChoice)][-2:] == ["none", "none"]
     driver.hold(1, 3)
     assert driver.core.snapshots.stable == NOWHERE
-
-
-def test_what_is_left_of_other_bytes_than_the_durable_ones_is_given_up():
-    driver = made_durable(2)
-    driver.stage(3)
-    driver.lose("a", "cut")
-    driver.staged["b"] = [one for one in driver.staged["b"] if one.step == 3]
-    driver.report("b")
-    driver.join(["b", "c"], "h")
-    choice = driver.restore()
-    assert (choice.tier, choice.step, choice.in_memory, choice.holders) == ("storage", 2, None, ())
-    assert driver.staged["b"] == []
-
-
-def test_a_step_that_was_durable_and_rolled_back_is_no_broken_promise_although_its_number_is_taken_again():
-    driver = running()
-    driver.stage(2, promised=True)
-    driver.stage(4, promised=True)
-    first = driver.key(4)
-    driver.restore(step=2, rollback=True)
-    driver.stage(4, promised=True)
-    assert driver.core.journal.published == (2, 4)
-    driver.flush(0, first, driver.key(4))
-    assert driver.replies(FlushReply)[-1].errors == ()
 
 
 def test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one():

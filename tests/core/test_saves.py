@@ -11,10 +11,8 @@ from raystate.core.formats.messages import (
     Ask,
     BuildPackage,
     CarriedOut,
-    CarryOut,
     Discard,
     Failure,
-    FlushAsked,
     FlushReply,
     GivenUp,
     HostId,
@@ -23,7 +21,6 @@ from raystate.core.formats.messages import (
     LogEntry,
     Packaged,
     RestoreAsked,
-    SnapshotId,
     Superseded,
     Tick,
     Write,
@@ -59,23 +56,6 @@ def test_a_durable_step_goes_all_the_way():
     assert driver.core.journal.durable_step == -1
     driver.send(CarriedOut(intent=publish))
     assert driver.advice().durable_step == 2
-
-
-def test_failed_write_is_discarded_and_tried_again_three_times():
-    driver = running()
-    driver.auto = False
-    driver.stage(2, promised=True)
-    for _ in range(3):
-        write = driver.take(Write)[0]
-        driver.send(Written(host=HostId("a"), save=write.save, error="disk full"))
-        assert [one.save for one in driver.take(Discard)] == [write.save]
-        driver.tick(9.0)
-        assert driver.advice().storage_fails
-    assert driver.take(Write) == []
-    assert "disk full" in driver.core.journal.troubles[-1]
-    driver.auto = True
-    driver.stage(4, promised=True)
-    assert not driver.advice().storage_fails, "a step is durable"
 
 
 def test_a_mistake_of_the_caller_ends_the_training_at_its_next_save():
@@ -213,24 +193,6 @@ def test_who_has_taken_the_run_is_told_also_under_another_name_of_the_folder(wri
     assert end.by_stranger and f": {who} has taken over the run" in end.reason
 
 
-def test_one_save_at_a_time_and_in_order():
-    driver = running()
-    driver.auto = False
-    driver.stage(2, promised=True)
-    driver.stage(4, promised=True)
-    assert {one.step for one in driver.take(Write)} == {2}
-    assert driver.core.snapshots.keep() == (driver.key(2), driver.key(4))
-
-
-def test_a_lost_host_fails_the_save_at_once():
-    driver = running()
-    driver.auto = False
-    driver.stage(2, promised=True)
-    [save] = {one.save for one in driver.take(Write)}
-    driver.lose("b", "gone")
-    assert [one.save for one in driver.take(Discard)] == [save]
-
-
 def test_a_step_that_gives_way_while_storage_fails_says_how():
     driver = running()
     driver.stage(1, promised=True)
@@ -274,27 +236,6 @@ def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
     assert reply.lost == (driver.key(4),)
 
 
-def test_a_due_save_that_gave_way_to_another_lineage_holds_up_nobody():
-    """The group died while saves were waiting; the next one fills the slots, and its end must not wait for what is gone."""
-    driver = running()
-    driver.stage(1, promised=True)
-    driver.take(Write)
-    driver.auto = False
-    for step in (2, 4):
-        driver.stage(step, promised=True)
-    assert {one.step for one in driver.take(Write)} == {2}
-    driver.live(11.0)
-    old = driver.lineage
-    driver.auto = True
-    driver.join(AB, "h")
-    driver.restore()
-    for rank in (0, 1):  # its slots are used again
-        driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.lineage != old]
-    driver.stage(5)
-    assert SnapshotId(old, 4) in driver.core.saves.failed or SnapshotId(old, 4) not in driver.core.saves.jobs
-    assert not [key for key in driver.core.saves.jobs if key[0] == old and driver.core.saves.jobs[key].phase == "queued"]
-
-
 def test_retention_retires_after_the_newer_one_is_visible():
     driver = running(keep_last=2)
     for step in (1, 2):
@@ -336,17 +277,6 @@ def test_a_failed_publication_is_repeated():
     assert driver.take(Discard) == []
     driver.tick(5.0)
     assert driver.orders("commit") == [publish]
-
-
-def test_takeover_finishes_open_intents_publication_first():
-    intents = (
-        Intent(kind="retire", step=1, save="a1k1", attempt=1, seq=9),
-        Intent(kind="commit", step=5, save="a1k5", attempt=1, seq=10),
-    )
-    driver = Driver(tail=history(3, 5, intents=intents), dead=(1,))
-    assert [one.intent.kind for one in driver.out if isinstance(one, CarryOut)] == ["commit", "retire"]
-    driver.join(AB)
-    assert driver.restore().step == 5
 
 
 def test_hold_rule_refuses_a_step_with_a_strangers_open_retire():
@@ -408,79 +338,3 @@ def test_the_first_snapshot_of_unequal_ranks_is_saved_to_find_out_what_differs()
     driver.hold(0, 2, local=7)
     driver.hold(1, 2, local=8)
     assert {one.step for one in driver.take(Write)} == {2}
-
-
-def test_who_waits_again_waits_no_longer_and_is_told_of_each_step():
-    """A trainer repeats its question every few seconds, because the answer may be lost."""
-    driver = running(save_timeout_s=60.0)
-    driver.stage(2, promised=True)
-    driver.auto = False
-    driver.stage(4, promised=True)
-    asked = FlushAsked(
-        ask=driver.ask(), lineage=driver.lineage, rank=0, promised=(driver.key(2), driver.key(4)), word=driver.numbers[0]
-    )
-    for _ in range(4):
-        assert driver.replies(FlushReply) == []
-        driver.send(asked)
-        driver.tick(15.0)
-    reply = driver.replies(FlushReply)[-1]
-    assert (reply.durable_step, reply.lost, reply.undecided) == (2, (), (driver.key(4),))
-    assert "step 4" in reply.errors[0]
-    assert "after 60.0 s" in reply.errors[0]
-
-
-def test_who_only_asks_is_answered_at_once():
-    driver = running()
-    driver.stage(2, promised=True)
-    driver.auto = False
-    driver.stage(4, promised=True)
-    both = (driver.key(2), driver.key(4))
-    driver.send(
-        FlushAsked(ask=driver.ask(), lineage=driver.lineage, rank=0, promised=both, word=driver.numbers[0], wait=False),
-    )
-    [reply] = driver.replies(FlushReply)
-    assert (reply.durable_step, reply.lost, reply.undecided) == (2, (), (driver.key(4),))
-
-
-def test_another_try_of_a_durable_step_needs_no_write():
-    driver = running(keep_last=1)
-    driver.stage(2, promised=True)
-    writes = len(driver.take(Write))
-    driver.stage(2, promised=True, again=1)
-    driver.flush(0, driver.key(2, 1))
-    assert (driver.replies(FlushReply)[-1].errors, driver.take(Write)) == ((), [])
-    assert writes
-    driver.stage(4, promised=True)
-    assert driver.core.journal.published == (4,)
-    driver.flush(0, driver.key(2, 1))
-    assert driver.replies(FlushReply)[-1].errors == (), "it was durable, and is retired since"
-
-
-def test_another_try_waits_for_the_one_that_is_being_written():
-    driver = running()
-    driver.auto = False
-    driver.stage(2, promised=True)
-    driver.stage(2, promised=True, again=1)
-    driver.flush(0, driver.key(2, 1))
-    assert not driver.replies(FlushReply)
-    driver.auto = True
-    driver.tick(20.0)  # the order is repeated
-    assert driver.core.journal.live[2].snapshot == driver.key(2)
-    assert driver.replies(FlushReply)[-1].errors == ()
-
-
-def test_another_try_is_written_where_the_first_is_lost():
-    driver = running()
-    driver.auto = False
-    driver.stage(2, promised=True)
-    driver.stage(2, promised=True, again=1)
-    for _ in range(3):
-        save = driver.take(Write)[-1].save
-        driver.send(Written(host=HostId("a"), save=save, error="the disk is full"))
-        driver.tick(30.0)
-    driver.flush(0, driver.key(2), driver.key(2, 1))
-    assert not driver.replies(FlushReply)
-    driver.auto = True
-    driver.tick(20.0)
-    assert driver.core.journal.live[2].snapshot == driver.key(2, 1)
-    assert driver.replies(FlushReply)[-1].errors == (), "both calls promised step 2, and it is durable"

@@ -84,13 +84,3 @@ def test_advice_that_was_lost_is_given_again():
     assert driver.take(Advise) == []
     driver.report("a")
     assert [one.host for one in driver.take(Advise)] == ["a"]
-
-
-def test_a_rank_that_has_restored_a_step_has_not_skipped_its_save():
-    """Found by the model of the public API, seed 389: a forced save of the restored step was given up although every rank made it."""
-    driver = running()
-    driver.word(1, 2, again=-1)
-    driver.hold(0, 2, promised=True)
-    assert driver.core.snapshots.dead == set()
-    driver.hold(1, 2, promised=True)
-    assert driver.core.snapshots.stable == (2, 0)

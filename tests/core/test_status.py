@@ -66,11 +66,3 @@ def test_a_save_is_under_way_until_it_is_visible_and_a_restore_until_all_have_tr
     assert under_way(driver.core) == [UnderWay(of=choice.begins, step=5, tier="memory")]
     driver.tried(choice)
     assert under_way(driver.core) == []
-
-
-def test_looking_changes_nothing():
-    driver = Driver()
-    driver.join(["a"])
-    before = driver.core.state()
-    status_of(driver.core, driver.now_s + 1e6)
-    assert driver.core.state() == before

@@ -7,7 +7,6 @@ import pytest
 from raystate.core.formats.messages import (
     Appended,
     CarriedOut,
-    HostId,
     Log,
     Progress,
     SaveId,
@@ -72,14 +71,6 @@ def test_storage_that_stands_still_is_waited_for_until_ten_seconds_after_the_las
     assert not driver.core.journal.fails, "a step is durable"
 
 
-def test_storage_that_fails_is_not_waited_for():
-    driver = settled()
-    due(driver)
-    write = driver.take(Write)[0]
-    driver.send(Written(host=HostId("a"), save=write.save, error="disk full"))
-    assert not is_all_kept(driver)
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_the_first_package_may_take_as_long_as_its_builder_needs_to_load(first: bool):
     driver = running() if first else settled()
@@ -91,18 +82,6 @@ def test_the_first_package_may_take_as_long_as_its_builder_needs_to_load(first: 
     assert is_all_kept(driver) is first
     driver.live(10.0)
     assert not is_all_kept(driver), "others wait for those who wait"
-
-
-def test_storage_that_is_too_slow_for_others_to_wait_does_not_hold_up_snapshots():
-    driver = settled(barrier_timeout_s=80.0)
-    due(driver)
-    save = driver.core.saves.running
-    assert save is not None
-    for done in range(1, 5):
-        assert is_all_kept(driver)
-        driver.live(5.0)
-        driver.send(Progress(of=save.save, who="a", done_bytes=done, total_bytes=9))
-    assert not is_all_kept(driver), "a quarter of what a barrier waits"
 
 
 def test_a_host_that_is_away_is_not_storages_doing():
@@ -117,15 +96,6 @@ def test_a_host_that_is_away_is_not_storages_doing():
     assert is_all_kept(driver)
     driver.live(1.0)
     assert not is_all_kept(driver)
-
-
-def test_a_host_that_is_silent_is_away_long_before_it_counts_as_down():
-    driver = settled()
-    due(driver)
-    driver.live(9.5, "a")
-    assert driver.core.memory.hosts[HostId("b")].up
-    driver.live(3.0, "a")
-    assert is_all_kept(driver)
 
 
 @pytest.mark.parametrize("host", ["b", "c"])
