@@ -154,6 +154,11 @@ class Driver:
     def report(self, host: str, incarnation: str = "i1") -> list[Any]:
         return self.send(HostReported(summary=self.summary(host, incarnation)))
 
+    def report_both(self) -> None:
+        """Hosts a and b."""
+        for host in AB:
+            self.report(host)
+
     def summary(self, host: str, incarnation: str = "i1") -> HostSummary:
         """What the host would report now."""
         self.seq[host] = self.seq.get(host, 0) + 1
@@ -181,19 +186,22 @@ class Driver:
         self.settle()
         reply = self.replies(JoinReply)[-1]
         self.lineage = reply.lineage
-        for rank in range(self.world):
-            self.word(rank, -1)
+        self.say(-1)
         return self.lineage
 
     def restore(self, *, step: int | None = None, rollback: bool = False, ok: bool = True) -> RestoreChoice:
         """All ranks ask, try and succeed; they are in the lineage that begins then."""
-        for rank in range(self.world):
-            self.ask_restore(rank, step=step, rollback=rollback)
+        self.ask_all(step=step, rollback=rollback)
         self.settle()
         choice = self.replies(RestoreChoice)[-1]
         if ok:
             self.tried(choice)
         return choice
+
+    def ask_all(self, **more: Any) -> None:
+        """All ranks ask for a restore."""
+        for rank in range(self.world):
+            self.ask_restore(rank, **more)
 
     def ask_restore(self, rank: int, **more: Any) -> Ask:
         ask = self.ask()
@@ -215,8 +223,7 @@ class Driver:
     def goes_on(self, choice: RestoreChoice) -> None:
         """All ranks have heard that the restore is settled."""
         self.lineage = choice.begins
-        for rank in range(self.world):
-            self.word(rank, choice.step)
+        self.say(choice.step)
 
     def word(self, rank: int, newest: int, *, report: bool = True, **more: Any) -> None:
         """The rank's word as its host will report it."""
@@ -227,6 +234,11 @@ class Driver:
         self.seen[host] = mine
         if report:
             self.report(host)
+
+    def say(self, newest: int, **more: Any) -> None:
+        """Each rank's word."""
+        for rank in range(self.world):
+            self.word(rank, newest, **more)
 
     def key(self, step: int, again: int = 0) -> SnapshotId:
         """A snapshot of the present lineage."""
@@ -305,8 +317,7 @@ class Driver:
     def agree(self, *, at: int) -> Proposal:
         """All ranks are at that step, and agree to act at the proposed one."""
         asked = self.proposal
-        for rank in range(self.world):
-            self.word(rank, at, ack_id=asked.id, ack_ok=True, ack_step=at)
+        self.say(at, ack_id=asked.id, ack_ok=True, ack_step=at)
         self.settle()
         return self.proposal
 

@@ -40,11 +40,6 @@ class Fleet(Driver):
         assert self.core.snapshots.stable == (step, 0)
         assert not promised or self.core.journal.durable_step == step
 
-    def say(self, newest: int, **more: Any) -> None:
-        """Each rank's word."""
-        for rank in range(self.world):
-            self.word(rank, newest, **more)
-
     def wait_for(self, step: int) -> None:
         """All ranks are a step further and wait for a promised one, of which the last rank's copy comes late."""
         late = self.world - 1

@@ -63,8 +63,7 @@ def save_together(driver: Driver, cadence: int) -> int:
     driver.tick(6.0)
     proposal = driver.proposal
     assert (proposal.kind, proposal.state) == ("save", "proposed")
-    for rank in range(2):
-        driver.word(rank, proposal.step - 1, ack_id=proposal.id, ack_ok=True, ack_step=proposal.step - 1)
+    driver.say(proposal.step - 1, ack_id=proposal.id, ack_ok=True, ack_step=proposal.step - 1)
     step = -(-proposal.step // cadence) * cadence
     driver.stage(step, promised=True)
     return step
@@ -97,8 +96,8 @@ def test_a_save_when_idle_waits_until_the_one_before_is_staged():
     driver.stage(1)
     driver.tick(6.0)
     proposal = driver.proposal
-    for rank in range(2):
-        driver.word(rank, proposal.step - 1, ack_id=proposal.id, ack_ok=True, ack_step=proposal.step - 1)
+    assert proposal.step == 3
+    driver.say(proposal.step - 1, ack_id=proposal.id, ack_ok=True, ack_step=proposal.step - 1)
     driver.hold(0, proposal.step, promised=True)
     driver.word(1, proposal.step, pending=(proposal.step,))
     driver.word(0, proposal.step + 1)
@@ -120,8 +119,7 @@ def test_answers_that_wait_beside_the_deadline_count():
     proposal = driver.core.snapshots.proposal
     assert proposal is not None
     driver.now_s += driver.core.settings.barrier_timeout_s - 0.01
-    for rank in range(2):
-        driver.word(rank, 3, report=False, ack_id=proposal.id, ack_ok=True, ack_step=3)
+    driver.say(3, report=False, ack_id=proposal.id, ack_ok=True, ack_step=3)
     for host in AB:
         driver.core.handle(HostReported(summary=driver.summary(host)), driver.now_s, more=True)
     driver.now_s += 0.02

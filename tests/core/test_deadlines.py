@@ -88,8 +88,7 @@ def test_restore_that_some_do_not_finish():
     driver = running(restore_timeout_s=LIMIT_S)
     driver.stage(2)
     driver.join(AB, "h")
-    for rank in (0, 1):
-        driver.ask_restore(rank)
+    driver.ask_all()
     driver.send(driver.try_of(driver.replies(RestoreChoice)[-1], 0, ok=True, tier="memory"))
     driver.tick(21.0)
     assert failure(driver, "restore", [1]) == "rank 1 (host b) did not finish restoring within 21.0 s"
@@ -110,14 +109,11 @@ def test_a_host_that_does_not_discard():
     driver.hold(0, 3)
     driver.join(AB, "h")
     driver.auto = False
-    for rank in (0, 1):
-        driver.ask_restore(rank)
-    for host in AB:
-        driver.report(host)
+    driver.ask_all()
+    driver.report_both()
     driver.tried(driver.replies(RestoreChoice)[-1])
     driver.tick(3.0)
-    for host in AB:
-        driver.report(host)
+    driver.report_both()
     driver.tick(3.0)
     driver.said(r"host a is down: it has not discarded what the restore gives up within 6\.0 s")
 
@@ -128,8 +124,7 @@ def test_a_silent_host():
     driver.tick(6.0)
     driver.said(r"host b is down: it has said nothing for 6\.0 s")
     assert driver.core.memory.candidates() == []
-    for host in AB:
-        driver.report(host)
+    driver.report_both()
     assert [snap.step for snap in driver.core.memory.candidates()] == [1], "it was only away"
 
 
@@ -224,8 +219,7 @@ def test_release():
     driver.auto = False
     driver.stage(3)
     driver.release()
-    for host in AB:
-        driver.report(host)
+    driver.report_both()
     driver.tick(21.0)
     assert re.match(r"step 3 is not durable after 21\.0 s: ", driver.replies(Failure)[-1].message)
 
@@ -236,8 +230,7 @@ def test_an_idle_run():
     driver.seen = {"a": [], "b": []}
     for _ in range(7):
         driver.tick(10.0)
-        driver.report("a")
-        driver.report("b")
+        driver.report_both()
     driver.said(r"no trainer .*6\d s")
     assert driver.take(Finish) and driver.core.journal.published == (3,)
 

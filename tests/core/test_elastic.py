@@ -305,6 +305,14 @@ def resize(driver: Driver, group: str = "g") -> None:
     driver.send(StopAsked(reason="the run grows", within_s=None, group=group))
 
 
+def test_a_group_of_before_is_not_meant():
+    driver = training()
+    resize(driver, group="another")
+    driver.stage(5)
+    driver.tick(1.0)
+    assert driver.advice().proposal is None
+
+
 def test_what_is_not_agreed_in_time_is_given_up_and_may_be_asked_again():
     driver = training(barrier_timeout_s=20.0)
     resize(driver)

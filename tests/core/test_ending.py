@@ -137,8 +137,7 @@ def test_a_close_that_fails_names_every_promise():
     for step in (1, 3):
         driver.hold(0, step, promised=True)
     driver.stage(2, promised=True)
-    for rank in (0, 1):
-        driver.word(rank, 3)
+    driver.say(3)
     driver.leave(driver.key(3), *(driver.key(step) for step in (1, 2, 3)))
     failure = driver.replies(Failure)[-1]
     assert failure.details["step"] == 3
@@ -275,8 +274,7 @@ def test_a_close_does_not_overtake_a_release():
     driver.leave(None, ranks=[0])
     [refused] = driver.replies(Failure)
     assert refused.error == "StaleAttemptError" and "rank 1 failed" in refused.message
-    driver.report("a")
-    driver.report("b")
+    driver.report_both()
     assert driver.replies(LeaveReply) == [LeaveReply(step=3)]
     assert driver.take(Finish)
 
@@ -286,8 +284,7 @@ def test_a_close_overtakes_the_release_of_a_run_that_seemed_idle():
     driver.tick(61.0)
     assert driver.core.leaving.is_settled
     driver.leave(SnapshotId("", 3))
-    for rank in range(2):
-        driver.word(rank, 3)
+    driver.say(3)
     assert driver.replies(LeaveReply) == [LeaveReply(step=3)] * 2
 
 
@@ -340,8 +337,7 @@ def test_what_nobody_trains_any_more_becomes_durable_under_a_new_coordinator():
         driver.staged[host] = [Staged(rank=rank, world=2, lineage="1.1.x", step=5, layout="L", promised=False)]
     for _ in range(70):
         driver.now_s += 1.0
-        driver.report("a")
-        driver.report("b")
+        driver.report_both()
         driver.send(Tick())
     assert driver.core.journal.published == (3, 5)
     assert driver.take(Finish)

@@ -8,11 +8,14 @@ from dataclasses import replace
 from raystate.core.formats.entries import Fact, lost_saves
 from raystate.core.formats.log import next_entry
 from raystate.core.formats.messages import (
+    Append,
+    CarriedOut,
     Failure,
     FlushAsked,
     FlushReply,
     HostId,
     HostReported,
+    Intent,
     Invalidate,
     LeaveReply,
     LiveStep,
@@ -112,8 +115,7 @@ def test_a_restore_that_goes_back_gives_up_nothing_that_the_log_names():
 def released(driver: Driver) -> tuple[str, ...]:
     driver.seen = {"a": [], "b": []}
     driver.release()
-    for host in AB:
-        driver.report(host)
+    driver.report_both()
     (reply,) = driver.replies(LeaveReply)
     return reply.errors
 
@@ -245,3 +247,15 @@ def test_a_base_whose_pieces_are_gone_with_its_coordinator_is_passed_over():
     driver.tick(1.0)
     (reply,) = driver.replies(FlushReply)
     assert reply.lost == (SnapshotId("1.1.g", 4),)
+
+
+def test_what_was_given_up_is_logged_although_a_removal_waits_for_a_pin():
+    removal = Intent(kind="retire", step=1, save="a1k1", attempt=1, seq=9)
+    driver = Driver(tail=history(3, intents=(removal,)), dead=(1,))
+    driver.auto = False
+    driver.send(CarriedOut(intent=removal, pinned="a reader"))
+    lost = SnapshotId("1.1.x", 2)
+    driver.core.journal.facts.give_up(lost, FULL)
+    for _ in range(20):
+        driver.tick(3.0)
+    assert [[fact.snapshot for fact in one.entry.given_up] for one in driver.take(Append)] == [[lost]]

@@ -7,7 +7,7 @@ import dataclasses
 from raystate.core.formats.host_messages import Connected, Disconnected, Examine, Examined, Kill, Tell
 from raystate.core.formats.messages import EndTrainers, FlushAsked, HostId, TrainerExited
 from raystate.core.host.machine import Host
-from tests.core.driver import AB, Driver, running, training
+from tests.core.driver import Driver, running, training
 
 LIMIT_S = 30.0
 
@@ -21,8 +21,7 @@ def ended(driver: Driver) -> list[EndTrainers]:
 def later(driver: Driver, seconds: float) -> None:
     """Time passes in which both hosts go on reporting."""
     driver.now_s += seconds
-    for host in AB:
-        driver.report(host)
+    driver.report_both()
     driver.tick()
 
 
@@ -117,3 +116,10 @@ def test_the_host_finds_out_where_it_was_and_ends_it_then():
     ]
     assert (exited.hung, exited.ended, exited.clean) == (True, False, False)
     assert (exited.reason, exited.stack) == ("rank 1 made no step", "train.py, line 7")
+
+
+def test_ranks_that_do_not_hang_are_left_alone():
+    host = Host(HostId("b"), "i")
+    host.handle(Connected(connection=3, pid=77, rank=0, world=2, lineage="1.1.n", trainer="t"), 0.0)
+    order = EndTrainers(host=HostId("b"), lineage="1.1.n", reason="rank 1 made no step", attempt=1, hanging=(1,))
+    assert not [one for one in host.handle(order, 1.0) if isinstance(one, Examine | Kill)]

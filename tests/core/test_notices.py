@@ -106,6 +106,20 @@ def test_who_still_runs_when_the_node_has_to_be_gone_is_ended():
     driver.said(rf"should have stopped at step {asked.step}, and still runs")
 
 
+def test_who_has_left_in_time_is_not_told_off():
+    """They wait for another node, perhaps for long."""
+    driver = training()
+    leaving(driver, "b", 20.0)
+    asked = driver.agree(at=5)
+    driver.stage(asked.step, promised=True)
+    driver.exits(0, 1, clean=True)
+    driver.out.clear()
+    driver.tick(20.1)
+    assert not driver.ended()
+    assert driver.core.joins.group is not None
+    assert driver.core.joins.group.alive
+
+
 def test_a_host_that_is_gone_is_not_to_go_away_any_more():
     driver = running()
     leaving(driver, "b")

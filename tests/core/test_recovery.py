@@ -75,8 +75,7 @@ def test_what_a_restore_gave_up_is_not_believed_when_a_host_comes_back():
     assert driver.restore().tier == "storage"
     driver.staged.update(old)
     driver.auto = False
-    driver.report("a")
-    driver.report("b")
+    driver.report_both()
     assert driver.core.memory.candidates() == []
     assert {one.host for one in driver.take(Invalidate)} >= {"a", "b"}
 
@@ -98,8 +97,7 @@ def test_what_was_promised_before_several_restores_in_a_row_becomes_durable():
     driver._obey = obey
     for _ in range(8):
         driver.tick(20.0)
-        for host in AB:
-            driver.report(host)
+        driver.report_both()
     assert list(driver.core.journal.live) == [2, 4, 6]
     assert [driver.core.saves.fate(key) for key in promised] == [(True, "")] * 3
 
@@ -116,8 +114,7 @@ def test_a_late_word_of_a_discard_does_not_count_for_the_next_of_the_same_step()
     driver.join(AB, "third")
     driver.auto = False
     driver.out.clear()
-    for rank in range(2):
-        driver.ask_restore(rank, step=4)
+    driver.ask_all(step=4)
     for host in AB:
         driver.advised[host] = (1, driver.advice().seq)
         driver.report(host)
@@ -167,11 +164,9 @@ def test_nothing_is_discarded_before_all_ranks_have_the_step():
     driver.join(AB, "h")
     driver.out.clear()
     driver.auto = False
-    for rank in range(2):
-        driver.ask_restore(rank)
+    driver.ask_all()
     assert driver.replies(RestoreChoice) == []
-    for host in AB:
-        driver.report(host)
+    driver.report_both()
     choice = driver.replies(RestoreChoice)[-1]
     assert choice.step == 2 and driver.take(Invalidate) == []
     driver.tried(choice)
@@ -188,8 +183,7 @@ def test_missing_step_is_named_with_the_available_ones():
     driver = running()
     driver.stage(2, promised=True)
     driver.join(AB, "h")
-    for rank in range(2):
-        driver.ask_restore(rank, step=9)
+    driver.ask_all(step=9)
     failure = driver.replies(Failure)[-1]
     assert (failure.error, failure.details["available"]) == ("StepNotFoundError", [2])
 
@@ -208,6 +202,20 @@ def test_after_a_rollback_the_newest_step_is_that_of_the_new_lineage():
     new, driver.lineage = driver.lineage, old
     driver.word(1, 9)
     assert (driver.core.joins.newest, new != old) == (3, True), "a late report of what was given up"
+
+
+def test_rollback_retires_the_newer_steps_first():
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.stage(4, promised=True)
+    driver.join(AB, "h")
+    driver.out.clear()
+    choice = driver.restore(step=2, rollback=True)
+    assert choice.step == 2
+    assert [one.step for one in driver.orders("retire")] == [4]
+    assert driver.core.journal.published == (2,)
+    driver.stage(4, promised=True)
+    assert driver.core.journal.published == (2, 4)
 
 
 def test_damaged_memory_falls_to_storage_and_damaged_storage_is_set_aside():
@@ -254,8 +262,7 @@ def test_a_host_that_has_just_come_back_gets_time_to_report():
     driver.auto = False
     driver.live(5.5, "a")
     driver.numbers[1] += 1  # rank 1 has written a word that nobody has read
-    for rank in (0, 1):
-        driver.ask_restore(rank)
+    driver.ask_all()
     driver.tick(4.0)
     driver.report("a")
     driver.tick(2.0)
@@ -282,8 +289,7 @@ def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
     driver.ask_restore(0)
     [failure] = driver.replies(Failure)
     assert failure.error == "StaleAttemptError"
-    driver.report("a")
-    driver.report("b")
+    driver.report_both()
     driver.word(0, 3)
     driver.ask_restore(1)
     assert [choice.step for choice in driver.replies(RestoreChoice)] == [3, 3]
@@ -299,8 +305,7 @@ def test_an_earlier_attempts_choice_of_the_newest_that_is_gone_is_chosen_anew():
 
 def test_a_rank_that_asks_anew_beside_one_that_waits_for_an_earlier_outcome_makes_no_mistake_of_the_script():
     driver = adopted(3, 5)
-    for rank in range(2):
-        driver.word(rank, -1)
+    driver.say(-1)
     driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=0, step=3, want=3, begins="1.9.x", ok=True, word=1))
     driver.ask_restore(1)
     assert {one.error for one in driver.replies(Failure)} == {"StaleAttemptError"}
@@ -308,8 +313,7 @@ def test_a_rank_that_asks_anew_beside_one_that_waits_for_an_earlier_outcome_make
 
 def test_a_restore_begun_under_an_earlier_attempt_goes_on():
     driver = adopted(3, 5)
-    for rank in range(2):
-        driver.word(rank, 3)
+    driver.say(3)
     for rank in range(2):
         driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=rank, step=3, begins="1.9.x", ok=True))
     assert driver.replies(RestoreChoice)[-1].step == 3
@@ -318,8 +322,7 @@ def test_a_restore_begun_under_an_earlier_attempt_goes_on():
 def test_a_late_word_of_the_restore_before_does_not_choose_for_the_next():
     """Schedule 9199: a new Coordinator took a doubled RestoreTried of step 3 for the outcome of the restore that was asked now."""
     driver = adopted(3)
-    for rank in range(2):
-        driver.word(rank, 3)
+    driver.say(3)
     driver.stage(5)
     late = RestoreTried(ask=Ask("late"), lineage="1.0.x", rank=1, step=3, begins="1.9.x", ok=True)
     driver.send(late)
@@ -361,8 +364,7 @@ def test_a_rollback_that_no_rank_can_use_costs_no_step(bad: dict[str, Any]):
     """A damaged step, or a reference that does not fit: the newer steps stay."""
     driver = Driver(tail=history(2, 4), dead=(1,), hosts=("a", "b"))
     driver.join(AB, "h")
-    for host in AB:
-        driver.report(host)
+    driver.report_both()
     choice = driver.restore(step=2, rollback=True, ok=False)
     assert (choice.tier, choice.step) == ("storage", 2)
     driver.tried(choice, **bad)
@@ -439,8 +441,7 @@ def test_what_is_left_in_memory_of_a_durable_step_goes_with_the_choice_and_is_ke
 def test_what_becomes_complete_after_the_choice_is_not_called_stable():
     driver = running()
     driver.hold(0, 3)
-    for rank in (0, 1):
-        driver.ask_restore(rank)
+    driver.ask_all()
     assert [one.tier for one in driver.replies(RestoreChoice)][-2:] == ["none", "none"]
     driver.hold(1, 3)
     assert driver.core.snapshots.stable == NOWHERE
@@ -451,8 +452,7 @@ def test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one():
     driver = running()
     driver.stage(3)
     driver.join(AB, "h")
-    for rank in range(2):
-        driver.ask_restore(rank)
+    driver.ask_all()
     choice = driver.replies(RestoreChoice)[-1]
     driver.send(driver.try_of(choice, 0, ok=True))
     other = driver.try_of(choice, 1, ok=True, begins="1.9.h0")
@@ -467,8 +467,7 @@ def test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one():
 def test_a_rank_that_asks_for_another_restore_does_not_get_the_answer_of_this_one(resumed: bool):
     """It had its outcome from an earlier attempt, and has gone on."""
     driver = adopted(3, 5)
-    for rank in range(2):
-        driver.word(rank, 5)
+    driver.say(5)
     for rank in range(2):
         if resumed:
             number = driver.numbers[rank]

@@ -58,6 +58,23 @@ def test_a_durable_step_goes_all_the_way():
     assert driver.advice().durable_step == 2
 
 
+def test_failed_write_is_discarded_and_tried_again_three_times():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    for _ in range(3):
+        write = driver.take(Write)[0]
+        driver.send(Written(host=HostId("a"), save=write.save, error="disk full"))
+        assert [one.save for one in driver.take(Discard)] == [write.save]
+        driver.tick(9.0)
+        assert driver.advice().storage_fails
+    assert driver.take(Write) == []
+    assert "disk full" in driver.core.journal.troubles[-1]
+    driver.auto = True
+    driver.stage(4, promised=True)
+    assert not driver.advice().storage_fails, "a step is durable"
+
+
 def test_a_mistake_of_the_caller_ends_the_training_at_its_next_save():
     driver = running()
     driver.auto = False
@@ -338,3 +355,20 @@ def test_the_first_snapshot_of_unequal_ranks_is_saved_to_find_out_what_differs()
     driver.hold(0, 2, local=7)
     driver.hold(1, 2, local=8)
     assert {one.step for one in driver.take(Write)} == {2}
+
+
+def test_another_try_is_written_where_the_first_is_lost():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    driver.stage(2, promised=True, again=1)
+    for _ in range(3):
+        save = driver.take(Write)[-1].save
+        driver.send(Written(host=HostId("a"), save=save, error="the disk is full"))
+        driver.tick(30.0)
+    driver.flush(0, driver.key(2), driver.key(2, 1))
+    assert not driver.replies(FlushReply)
+    driver.auto = True
+    driver.tick(20.0)
+    assert driver.core.journal.live[2].snapshot == driver.key(2, 1)
+    assert driver.replies(FlushReply)[-1].errors == (), "both calls promised step 2, and it is durable"
