@@ -58,6 +58,25 @@ def test_a_new_coordinator_goes_on_with_the_newest_proposal_that_a_host_shows(st
     assert driver.advice().proposal == newer
 
 
+def test_time_based_saves_go_on_after_a_rollback():
+    driver = running(save_every_s=50.0)
+    driver.stage(10, promised=True)
+    driver.commit()
+    driver.stage(1000)
+    driver.tick(51.0)
+    before = driver.proposal
+    assert before.step > 1000
+    for rank in range(2):
+        driver.word(rank, 1001, ack_id=before.id, ack_ok=True, ack_step=1001)
+    driver.stage(before.step, promised=True)
+    assert driver.restore(step=10, rollback=True).step == 10
+    driver.stage(11)
+    driver.tick(51.0)
+    after = driver.proposal
+    assert after.state == "proposed"
+    assert 11 < after.step < 1000
+
+
 def save_together(driver: Driver, cadence: int) -> int:
     """A save is due: it is proposed, all ranks agree, and act at the next step for which they call save()."""
     driver.tick(6.0)

@@ -76,6 +76,14 @@ A = HostId("a")
 C = TypeVar("C")
 
 
+def test_older_lineages_stay_until_it_is_decided_what_the_new_one_restores():
+    """Schedule 92980: a host gave up step 2, which it had not reported yet, because the new group's advice kept only step 1."""
+    slots = [slot("1.1.x", 1), slot("1.1.x", 2), slot()]
+    undecided = Advice(attempt=1, seq=1, lineage="1.2.x", keep=(SnapshotId("1.1.x", 1),))
+    assert free(slots, undecided) == [2]
+    assert free(slots, replace(undecided, decided=True)) == [1, 2]
+
+
 def piece(step: int, *, lineage: str = "1.2.x", again: int = 0, rank: int = 0) -> Staged:
     return Staged(rank=rank, world=1, lineage=lineage, step=step, again=again, layout="L", promised=False)
 

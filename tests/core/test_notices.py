@@ -52,6 +52,21 @@ def late(*, within_s: float, writes: bool) -> Driver:
     return driver
 
 
+def test_a_rank_that_hears_of_it_too_late_does_not_hold_up_the_others():
+    """It has made the step before its HostActor told it. In its next step it waits for rank 0, which waits for its answer."""
+    driver = training()
+    leaving(driver, "b", 20.0)
+    asked = driver.proposal
+    driver.word(0, asked.step, ack_id=asked.id, ack_ok=True, ack_step=5)
+    assert driver.proposal == asked
+    driver.word(1, asked.step)
+    again = driver.proposal
+    assert again.id > asked.id
+    assert (again.kind, again.state) == ("stop", "proposed")
+    assert again.step > asked.step + 1
+    driver.agree(at=asked.step)
+
+
 def test_half_of_the_time_without_an_agreement_the_newest_in_memory_becomes_durable():
     """While there is still time to write it; and the ranks have half of the rest to agree."""
     driver = training()

@@ -13,6 +13,7 @@ from raystate.core.formats.messages import (
     CarriedOut,
     Discard,
     Failure,
+    FlushAsked,
     FlushReply,
     GivenUp,
     HostId,
@@ -355,6 +356,38 @@ def test_the_first_snapshot_of_unequal_ranks_is_saved_to_find_out_what_differs()
     driver.hold(0, 2, local=7)
     driver.hold(1, 2, local=8)
     assert {one.step for one in driver.take(Write)} == {2}
+
+
+def test_who_waits_again_waits_no_longer_and_is_told_of_each_step():
+    """A trainer repeats its question every few seconds, because the answer may be lost."""
+    driver = running(save_timeout_s=60.0)
+    driver.stage(2, promised=True)
+    driver.auto = False
+    driver.stage(4, promised=True)
+    asked = FlushAsked(
+        ask=driver.ask(), lineage=driver.lineage, rank=0, promised=(driver.key(2), driver.key(4)), word=driver.numbers[0]
+    )
+    for _ in range(4):
+        assert driver.replies(FlushReply) == []
+        driver.send(asked)
+        driver.tick(15.0)
+    reply = driver.replies(FlushReply)[-1]
+    assert (reply.durable_step, reply.lost, reply.undecided) == (2, (), (driver.key(4),))
+    assert "step 4" in reply.errors[0]
+    assert "after 60.0 s" in reply.errors[0]
+
+
+def test_who_only_asks_is_answered_at_once():
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.auto = False
+    driver.stage(4, promised=True)
+    both = (driver.key(2), driver.key(4))
+    driver.send(
+        FlushAsked(ask=driver.ask(), lineage=driver.lineage, rank=0, promised=both, word=driver.numbers[0], wait=False),
+    )
+    [reply] = driver.replies(FlushReply)
+    assert (reply.durable_step, reply.lost, reply.undecided) == (2, (), (driver.key(4),))
 
 
 def test_another_try_is_written_where_the_first_is_lost():

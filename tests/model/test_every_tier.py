@@ -55,11 +55,7 @@ def from_tier(tier: str, state: Any, use: Callable[[StateManager, dict[str, Any]
         raystate.save(folder / "source", state)
         play(world, 1, "first", saves)
         if tier == "storage":
-            run = world.storage.inner.url.removeprefix("file://")
-            shutil.copytree(run, folder / "run")
-            world.close()
-            world = World(5, ranks=2, nodes=2, save_every_steps=100)
-            shutil.copytree(folder / "run", world.storage.inner.url.removeprefix("file://"), dirs_exist_ok=True)
+            world.lose_memory()
         play(world, 2 if tier == "peer" else 1, "second", restores)
     finally:
         world.close()

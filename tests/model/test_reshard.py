@@ -122,11 +122,7 @@ def test_without_storage_a_node_that_dies_meanwhile_takes_the_snapshot_with_it(w
 def test_what_is_left_of_a_durable_step_is_taken_from_memory(world: World):
     """One of two nodes is lost before the choice, so that the snapshot is not complete: only small files are read from storage."""
     save(world, durable=True)
-    lost = world.hosts[HostId("node00000000")]
-    assert lost.loop is not None
-    lost.loop.close(remove_arena=True)
-    lost.loop = None
-    lost.start()
+    world.hosts[HostId("node00000000")].lose()
     got = restore(world, 4)
     assert {number: one.bytes_from for number, one in got.items()} == {
         number: {"memory": NEEDED if number == 1 else 0, "peer": 0 if number == 1 else NEEDED, "storage": 0} for number in range(4)

@@ -7,8 +7,6 @@ import dataclasses
 import gc
 import os
 import re
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,14 +72,7 @@ class Play:
         self.world.play(lambda rank: script(rank.open(group)))
 
     def lose_memory(self) -> None:
-        """The node is lost and another one comes: only storage is left."""
-        storage = self.world.storage.inner.url.removeprefix("file://")
-        kept = Path(tempfile.mkdtemp())
-        shutil.copytree(storage, kept, dirs_exist_ok=True)
-        self.world.close()
-        self.world = World(save_every_steps=100)
-        shutil.copytree(kept, self.world.storage.inner.url.removeprefix("file://"), dirs_exist_ok=True)
-        shutil.rmtree(kept)
+        self.world.lose_memory()
 
 
 @pytest.fixture

@@ -192,6 +192,13 @@ class Host:
             self.writers.dead = True
             loop.close(remove_arena=False)
 
+    def lose(self) -> None:
+        """The node is gone with its memory, and another one comes in its place."""
+        if self.loop is not None:
+            self.loop.close(remove_arena=True)
+            self.loop = None
+        self.start()
+
     def turn(self) -> None:
         if self.loop is not None:
             self.loop.turn()
@@ -635,6 +642,12 @@ class World:
 
         self.at(0.01 * self.rng.random(), arrive)
         return future
+
+    def lose_memory(self) -> None:
+        """All nodes are lost, and others come: only storage is left."""
+        self.kill_coordinator(0.0)
+        for host in self.hosts.values():
+            host.lose()
 
     def held(self) -> list[Staged]:
         """What all hosts hold; nothing if one of them is away, or its files are gone."""
