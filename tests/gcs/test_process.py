@@ -121,7 +121,7 @@ def test_a_taken_port_is_a_sentence():
 def test_bad_arguments_are_named():
     done = run("--port", "0", "--faults", '[{"mode": "explode"}]')
     assert done.returncode == 2
-    assert done.stderr.startswith("faults[0].mode: ")
+    assert done.stderr.startswith("faults[0].mode = 'explode': must be ")
     assert run("--port", "0", "--writes-per-object-s", "0").returncode == 2
     assert "--port" in run().stderr
     with pytest.raises(ConfigError, match=r"faults\[0\].mode"):

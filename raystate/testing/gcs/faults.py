@@ -23,9 +23,10 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import pydantic
 from pydantic import Field
 
+from raystate.config_errors import config_error, contradiction, refuse_unknown
 from raystate.core.formats.errors import ConfigError
 from raystate.testing.gcs.answers import GcsAnswer, GcsError
-from raystate.testing.gcs.operations import KINDS, Kind
+from raystate.testing.gcs.operations import Kind
 
 Mode: TypeAlias = Literal["status", "delay", "stall", "reset", "reset_after_commit", "truncate", "corrupt", "outage"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -60,8 +61,6 @@ class FaultRule(pydantic.BaseModel, frozen=True):
         stall_s: seconds after which a stalled connection is cut.
     """
 
-    model_config = pydantic.ConfigDict(extra="forbid")
-
     mode: Mode = "status"
     kinds: tuple[Kind, ...] = ()
     match: str = ""
@@ -77,10 +76,11 @@ class FaultRule(pydantic.BaseModel, frozen=True):
     stall_s: Seconds = 300.0
 
     def __init__(self, **values: Any):
+        refuse_unknown(values, list(type(self).model_fields))
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
-            raise _rule_error(error) from None
+            raise config_error(error) from None
 
     @pydantic.field_validator("match")
     @classmethod
@@ -94,11 +94,11 @@ class FaultRule(pydantic.BaseModel, frozen=True):
     @pydantic.model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.mode == "delay" and not self.delay_s:
-            raise ValueError("delay_s: must be given for mode 'delay'")
+            raise contradiction("delay_s", self.delay_s, "must be given for mode 'delay'")
         filters = ("kinds", "match", "skip", "times", "probability")
         given = [name for name in filters if getattr(self, name) != type(self).model_fields[name].default]
         if self.mode == "outage" and given:
-            raise ValueError(f"{given[0]}: an outage is for every request; mode 'status' can choose")
+            raise contradiction(given[0], getattr(self, given[0]), "an outage is for every request; mode 'status' can choose")
         return self
 
     def answer(self) -> GcsAnswer:
@@ -201,18 +201,3 @@ class Faults:
     def hits(self) -> list[int]:
         """Requests that each rule acted on, in the order in which the rules were given."""
         return [played.hits for played in self._played]
-
-
-def _rule_error(error: pydantic.ValidationError) -> ConfigError:
-    fault = error.errors(include_url=False)[0]
-    message = fault["msg"].removeprefix("Value error, ")
-    if not fault["loc"]:  # a rule about several fields; its message begins with the one to change
-        return ConfigError(message, field=message.partition(":")[0])
-    field = str(fault["loc"][0])
-    if fault["type"] == "extra_forbidden":
-        message = f"there is no such field; there are {', '.join(FaultRule.model_fields)}"
-    elif field == "kinds" and fault["type"] == "literal_error":
-        message = f"{fault['input']!r} is no kind of request; the kinds are {', '.join(KINDS)}"
-    else:
-        message = f"{message}, not {fault['input']!r}"
-    return ConfigError(f"{field}: {message}", field=field, got=repr(fault["input"]))
