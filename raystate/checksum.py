@@ -67,17 +67,6 @@ def copy(dst: Bytes, src: Bytes) -> None:
         np.copyto(to, source)
 
 
-def copy_with_crc(dst: Bytes, src: Bytes) -> int:
-    """Copy `src` to `dst` and return the crc32c of the copy.
-
-    Args:
-        dst, src: uint8, contiguous, of the same number of bytes, not overlapping. Several threads may call this at once.
-    """
-    copy(dst, src)
-    # Of the destination: a source that somebody changes meanwhile cannot make a checksum that its copy fails.
-    return crc32c(dst)
-
-
 def _flat(array: Bytes | bytes) -> Bytes:
     if isinstance(array, bytes):
         return np.frombuffer(array, np.uint8)

@@ -25,7 +25,7 @@ from raystate.arena.slot_set import SlotSet, finished_sets
 from raystate.arena.sweep import sweep
 from raystate.arena.trainer import TrainerArena
 from raystate.arena.word import MAX_WORD_BYTES, WordCell
-from raystate.checksum import copy_with_crc, crc32c
+from raystate.checksum import crc32c
 from raystate.machine_memory import NodeMemory, node_memory
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "TrainerState",
     "WordCell",
     "arena_path",
-    "copy_with_crc",
     "crc32c",
     "default_root",
     "finished_sets",

@@ -124,11 +124,6 @@ class Spare:
         """The program for a kind of group, if it is there."""
         return self._programs.get(kind)
 
-    @property
-    def programs(self) -> int:
-        """How many were compiled."""
-        return len(self._programs)
-
     def _prepare(self, buffers: Buffers) -> None:
         for kind, group in zip(buffers.arrangement.kinds, buffers.groups, strict=True):
             if kind in self._programs or len(self._programs) >= MOST_PROGRAMS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -74,22 +74,15 @@ class PathSum:
     stored: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One array, as far as sums need it."""
-
-    path: tuple[str, ...]
-    nbytes: int
-    stored: int
+Row = tuple[tuple[str, ...], int, int]  # of one array its path, and its bytes in memory and in storage
 
 
-def groups(rows: Iterable[Row], *, depth: int | None) -> list[PathSum]:
+def groups(rows: list[Row], *, depth: int | None) -> list[PathSum]:
     """Sums by the first `depth` keys of the paths; None: as deep as fits `MOST_ROWS`."""
-    rows = list(rows)
     if depth is not None:
         return _sums(rows, depth)
     found = _sums(rows, 1)
-    for deeper in range(2, max((len(row.path) for row in rows), default=0) + 1):
+    for deeper in range(2, max((len(path) for path, _, _ in rows), default=0) + 1):
         if len(next_one := _sums(rows, deeper)) > MOST_ROWS:
             break
         found = next_one
@@ -99,13 +92,13 @@ def groups(rows: Iterable[Row], *, depth: int | None) -> list[PathSum]:
 def _sums(rows: list[Row], depth: int) -> list[PathSum]:
     below: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        below.setdefault(row.path[:depth], []).append(row)
+        below.setdefault(row[0][:depth], []).append(row)
     return [
         PathSum(
-            path=".".join(key if len(found) > 1 else found[0].path),
+            path=".".join(key if len(found) > 1 else found[0][0]),
             arrays=len(found),
-            nbytes=sum(row.nbytes for row in found),
-            stored=sum(row.stored for row in found),
+            nbytes=sum(nbytes for _, nbytes, _ in found),
+            stored=sum(stored for _, _, stored in found),
         )
         for key, found in below.items()
     ]

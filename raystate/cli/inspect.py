@@ -19,9 +19,7 @@ from raystate.cli.choosing import (
     DepthOption,
     FilterOption,
     ItemOption,
-    PathSum,
     RegexOption,
-    Row,
     did_you_mean,
     groups,
     path_filter,
@@ -257,15 +255,8 @@ def _show_groups(
     sort: InspectSort,
     everything: bool,
 ) -> None:
-    rows = [
-        Row(
-            path=tuple(str(key) for key in one.path),
-            nbytes=one.nbytes,
-            stored=stored[one.name].nbytes if isinstance(stored, dict) else 0,
-        )
-        for one in arrays.values()
-    ]
-    found: list[PathSum] = groups(rows, depth=depth)
+    sizes = {name: one.nbytes for name, one in stored.items()} if isinstance(stored, dict) else {}
+    found = groups([(tuple(map(str, one.path)), one.nbytes, sizes.get(one.name, 0)) for one in arrays.values()], depth=depth)
     if sort is InspectSort.by_size:
         found.sort(key=lambda group: -group.nbytes)
     elif sort is InspectSort.by_name:

@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 from raystate import checksum
-from raystate.arena import copy_with_crc, crc32c
+from raystate.checksum import Bytes, copy, crc32c
+
+
+def copy_with_crc(target: Bytes, source: Bytes) -> int:
+    copy(target, source)
+    return crc32c(target)
 
 
 @pytest.fixture(params=["c", "python"])

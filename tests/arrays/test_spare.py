@@ -103,14 +103,14 @@ def test_programs_for_large_arrays_are_few_and_not_compiled_by_hold():
             spare.prepare()
         assert len(behind) == (2 if number == 0 else 0), "one for 64 arrays, one for the four that are left"
         assert data.tobytes() == bytes_of(state)
-    assert spare.programs == 2
+    assert len(spare._programs) == 2
 
 
 def test_so_many_programs_and_no_more():
     state = [array for number in range(MOST_PROGRAMS + 3) for array in arrays(GROUP, LARGE + number)]
     spare = Spare()
     plan, first = kept(state, spare)
-    assert spare.programs == MOST_PROGRAMS
+    assert len(spare._programs) == MOST_PROGRAMS
     assert kept(state, spare, plan)[1] == first == bytes_of(state)
 
 
