@@ -27,7 +27,7 @@ from raystate.config_errors import check_flag
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError, callers_code
 from raystate.core.formats.tree import TreeSpec
 from raystate.machine_memory import node_memory
-from raystate.orbax.state_item import STATE_ITEMS
+from raystate.orbax.item_kinds import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
 
 STATE = "state"

@@ -10,13 +10,13 @@ from raystate.aligned import aligned
 from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
 from raystate.arrays.paths import shown
 from raystate.arrays.restore import ReadRequest
-from raystate.arrays.threads import in_threads
 from raystate.checksum import crc32c
 from raystate.core.formats.boxes import Box, intersection, slices
 from raystate.core.formats.errors import CorruptCheckpointError, ItemTopologyError, RaystateError, StepNotFoundError
 from raystate.core.formats.names import HostId
 from raystate.core.formats.tree import ArraySpec, LeafSpec, Piece, TreeSpec
 from raystate.core.trainer.sharing import HERE, HeldPiece, Missing, Take, WantedBox, share_out
+from raystate.in_threads import in_threads
 
 Values = tuple[tuple[int | float | bool | str | None, ...], ...]  # SlotTable.values
 

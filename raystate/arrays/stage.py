@@ -21,11 +21,11 @@ from jax.sharding import SingleDeviceSharding
 
 from raystate import checksum
 from raystate.arrays.spare import Buffers, Spare, enqueue
-from raystate.arrays.threads import in_threads
 from raystate.arrays.tree import Described, Plan
 from raystate.core.formats.boxes import Box, cut, slices
 from raystate.core.formats.errors import CapacityError
 from raystate.core.formats.tree import Piece
+from raystate.in_threads import in_threads
 
 _ROOM_BYTES = 512 << 10
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from raystate.cli.array_words import array_document, kind_text, shape_text, sharding_text
 from raystate.cli.bars import count_progress, wait_progress, watched
 from raystate.cli.choosing import (
     MOST_ROWS,
@@ -37,7 +36,7 @@ from raystate.cli.console import (
     step_or_latest,
     when,
 )
-from raystate.cli.one_array import show_array, the_array
+from raystate.cli.one_array import array_document, kind_text, shape_text, sharding_text, show_array, the_array
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.inspection.metadata import ArrayMetadata, StepMetadata, StoredArray, bytes_of_items, look
 from raystate.inspection.places import Checkpoints

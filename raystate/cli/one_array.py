@@ -1,4 +1,4 @@
-"""raystate inspect --array: all about one array."""
+"""An array of a checkpoint in words and as JSON; raystate inspect --array: all about one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from rich.markup import escape
 
-from raystate.cli.array_words import array_document, kind_text, shape_text, sharding_text
 from raystate.cli.choosing import did_you_mean
 from raystate.cli.console import count, out, print_json, size
 from raystate.core.formats.errors import ConfigError
-from raystate.inspection.metadata import ArrayMetadata, StepMetadata
+from raystate.inspection.metadata import ArrayMetadata, StepMetadata, StoredArray
 
 _CORNER = 8  # elements of each dimension that are shown of a large array
 _WHOLE = 1 << 20  # elements up to which an array is read for its values
@@ -104,3 +103,47 @@ def _box(one: ArrayMetadata, at: str | None) -> tuple[tuple[int, ...], tuple[int
         s.indices(whole)[:2] for s, whole in zip([*slices, *[slice(None)] * (one.ndim - len(slices))], one.shape, strict=True)
     ]
     return tuple(first for first, _ in bounds), tuple(max(0, end - first) for first, end in bounds)
+
+
+# ---------------------------------------------------------------- in words, and as JSON
+
+
+def kind_text(one: ArrayMetadata) -> str:
+    return f"{one.dtype.name}[{','.join(map(str, one.shape))}]"
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) if shape else "scalar"
+
+
+def sharding_text(one: ArrayMetadata) -> str:
+    """Orbax's JSON in the words of JAX."""
+    found = one.sharding
+    if found is None:
+        return ""
+    kind = str(found.get("sharding_type", "?"))
+    match found:
+        case {"axis_names": [*axes], "shape": [*sizes], "partition_spec": [*parts]}:
+            mesh = ", ".join(f"{axis}={length}" for axis, length in zip(axes, sizes, strict=False))
+            spec = ", ".join("None" if part is None else "+".join(part) if isinstance(part, list) else str(part) for part in parts)
+            return f"{kind}({mesh}; P({spec}))"
+        case {"device_str": device}:
+            return f"{kind}({device})"
+    return kind
+
+
+def array_document(one: ArrayMetadata, stored: StoredArray | None) -> dict[str, Any]:
+    return {
+        "item": one.item,
+        "name": one.name,
+        "path": one.path,
+        "shape": one.shape,
+        "dtype": one.dtype.name,
+        "chunk": one.chunk,
+        "sharding": one.sharding,
+        "key_impl": one.key_impl,
+        "kind": one.kind,
+        "nbytes": one.nbytes,
+        "stored_nbytes": stored.nbytes if stored is not None else None,
+        "writers": stored.writers if stored is not None else None,
+    }

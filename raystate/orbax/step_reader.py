@@ -21,9 +21,8 @@ from raystate.core.formats.tree import LeafSpec, Package, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
 from raystate.orbax.array_specs import describe_store, open_arrays, plain_spec, read_spec
-from raystate.orbax.item_kinds import JSON_FILES, ItemKind, item_kind, iterator_files, iterator_states
+from raystate.orbax.item_kinds import JSON_FILES, METRICS, ItemKind, choose_state, item_kind, iterator_files, iterator_states
 from raystate.orbax.said import parse_json, parse_object
-from raystate.orbax.state_item import METRICS, choose_state
 from raystate.orbax.step_files import HasKvstore, StepFiles, of_one_checkpoint
 from raystate.orbax.step_metadata import (
     ARRAY_FOLDER,
@@ -108,7 +107,7 @@ class StepReader:
             return self._bare
 
     def state_item(self) -> str:
-        """The item that holds the state. Raises as `state_item.choose_state`."""
+        """The item that holds the state. Raises as `item_kinds.choose_state`."""
         return choose_state(
             self._step,
             self.items(),

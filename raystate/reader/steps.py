@@ -15,8 +15,8 @@ from raystate.arrays.monitoring import reading
 from raystate.arrays.transforms import Transforms
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
 from raystate.inspection import Checkpoints, StepMetadata, look
+from raystate.orbax.item_kinds import STATE_ITEMS
 from raystate.orbax.said import is_comparable
-from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
 from raystate.restored import STATE, ReadOptions, Restored, StepContent, content_from_storage
 from raystate.storage import StorageUrl

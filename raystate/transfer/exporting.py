@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 from raystate.core.formats.errors import ConfigError
 from raystate.inspection import Checkpoints
 from raystate.legacy.directory import LegacyCheckpoint
-from raystate.orbax.state_item import STATE_ITEMS
+from raystate.orbax.item_kinds import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import canonical_url
 from raystate.transfer import npz_format, safetensors_format

@@ -17,7 +17,7 @@ from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from raystate.core.formats.texts import counted
 from raystate.core.formats.tree import TreeSpec
 from raystate.orbax.array_reads import Request
-from raystate.orbax.state_item import METRICS, STATE_ITEMS
+from raystate.orbax.item_kinds import METRICS, STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
 from raystate.restored import STATE, in_memory
 

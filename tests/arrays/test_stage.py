@@ -13,9 +13,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from raystate import checksum
+from raystate import checksum, in_threads
 from raystate.aligned import SMALL_BYTES
-from raystate.arrays import shards, threads
+from raystate.arrays import shards
 from raystate.arrays.holdings import Holding
 from raystate.arrays.memory import MemorySource
 from raystate.arrays.restore import restore_tree
@@ -185,9 +185,9 @@ def test_numpy_leaves_may_change_after_hold():
 
 
 def test_crc32c_is_that_of_the_slots_bytes_also_with_threads(mesh, monkeypatch):
-    from raystate.arrays import stage, threads
+    from raystate.arrays import stage
 
-    monkeypatch.setattr(threads, "_BYTES_PER_THREAD", 1024)
+    monkeypatch.setattr(in_threads, "_BYTES_PER_THREAD", 1024)
     monkeypatch.setattr(stage, "_copy_cores", lambda: 4)
     monkeypatch.setattr(checksum, "_SMALL_BYTES", 1000)  # pieces on either side of it
     tree = {f"{i}": jax.device_put(jnp.arange(8 * 512) * i, NamedSharding(mesh, P("x"))) for i in range(5)}
@@ -230,9 +230,9 @@ def test_copy_lets_go_of_the_held_arrays_even_when_it_fails():
 
 def test_several_copy_threads_take_the_shards_of_one_array(mesh, monkeypatch):
     # jax takes an array apart when it is first asked for a shard, and a second thread that asks meanwhile misses some (IndexError).
-    from raystate.arrays import stage, threads
+    from raystate.arrays import stage
 
-    monkeypatch.setattr(threads, "_BYTES_PER_THREAD", 1)
+    monkeypatch.setattr(in_threads, "_BYTES_PER_THREAD", 1)
     monkeypatch.setattr(stage, "_copy_cores", lambda: 8)
     tree = {f"{i}": jax.device_put(jnp.arange(8 * 16), NamedSharding(mesh, P("x"))) for i in range(40)}
     described = describe({"state": tree})
@@ -260,8 +260,8 @@ def test_a_shard_whose_chunks_are_columns_lies_in_the_slot_column_by_column(mesh
     cut = {one.leaf for one, other in pairs if one.start[:1] == other.start[:1] and one.start != other.start}
     assert {0, 1} <= cut
     assert layout.write_buffer_bytes == 0
-    monkeypatch.setattr(threads, "_BYTES_PER_THREAD", 1)
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr(in_threads, "_BYTES_PER_THREAD", 1)
+    monkeypatch.setattr(in_threads.os, "sched_getaffinity", lambda _: range(16))
     for spare in (None, Spare()):
         data = _slot(described)
         crc32c = copy(hold(described, spare), data)
