@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import typer
@@ -15,12 +14,11 @@ from raystate.cli.bars import count_progress
 from raystate.cli.choosing import AllOption
 from raystate.cli.console import JsonOption, StorageArgument, count, figure, out, print_json, size, when
 from raystate.core.formats.errors import ConfigError
-from raystate.inspection.listing import StepSummary, beside, given_up, summarize
+from raystate.inspection.listing import StepSummary, beside, given_up, summaries
 from raystate.inspection.places import Checkpoints
 from raystate.orbax.said import is_comparable
 
 _SHOWN = 20
-_LOOKS = 8  # steps that are looked at at a time
 
 
 def ls(
@@ -45,8 +43,8 @@ def ls(
     checkpoints.existing(None)
     steps = checkpoints.steps()
     chosen = steps if everything or sort not in ("step", "time") else steps[-last:]
-    with count_progress(quiet=as_json) as progress, ThreadPoolExecutor(_LOOKS, thread_name_prefix="raystate-ls") as pool:
-        looks = pool.map(lambda step: summarize(checkpoints, step), chosen)
+    with count_progress(quiet=as_json) as progress:
+        looks = summaries(checkpoints, chosen)
         found = [one for one in progress.track(looks, total=len(chosen), description="looking at steps") if one is not None]
     total = len(steps) - (len(chosen) - len(found))  # some may have been retired meanwhile
     found = _sorted(found, sort)

@@ -7,7 +7,6 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -15,11 +14,9 @@ from typing import Any
 from rich.progress import Progress
 
 from raystate.inspection.history import PastStep, RunHistory, read_history
-from raystate.inspection.listing import StepSummary, beside, given_up, summarize
+from raystate.inspection.listing import StepSummary, beside, given_up, summaries
 from raystate.inspection.places import Checkpoints
 from raystate.runtime.ledger import LedgerContent, LoggedRecovery, read_ledger
-
-_LOOKS = 8  # steps that are looked at at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +115,8 @@ def gather(storage: str, progress: Progress) -> ReportContent:
         checkpoints.existing(None)  # says what there is instead
     ledger = read_ledger(checkpoints.storage) if history is not None else LedgerContent()
     steps = checkpoints.steps()
-    with ThreadPoolExecutor(_LOOKS, thread_name_prefix="raystate-report") as pool:
-        looks = pool.map(lambda step: summarize(checkpoints, step), steps)
-        found = [one for one in progress.track(looks, total=len(steps), description="looking at steps") if one is not None]
+    looks = progress.track(summaries(checkpoints, steps), total=len(steps), description="looking at steps")
+    found = [one for one in looks if one is not None]
     saves = tuple(_saves(history, ledger, {one.step: one for one in found}))
     recoveries = tuple(sorted(ledger.recoveries, key=lambda one: one[0]))
     return ReportContent(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,8 @@ from raystate.inspection.places import Checkpoints
 from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.storage import LogReader, Storage, marked_save, number_in
 from raystate.storage.names import STATE
+
+_LOOKS = 8  # steps that are looked at at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,12 @@ def summarize(checkpoints: Checkpoints, step: int) -> StepSummary | None:
         return StepSummary(**facts, committed_at=moment(reader.times()[1]))
     except (CorruptCheckpointError, FileNotFoundError) as error:
         return StepSummary(**facts, problem=str(error)) if step in checkpoints.steps() else None
+
+
+def summaries(checkpoints: Checkpoints, steps: Sequence[int]) -> Iterator[StepSummary | None]:
+    """Of each as `summarize`, in order, several at a time."""
+    with ThreadPoolExecutor(_LOOKS, thread_name_prefix="raystate-looks") as pool:
+        yield from pool.map(lambda step: summarize(checkpoints, step), steps)
 
 
 def given_up(storage: Storage) -> dict[SnapshotId, str] | None:

@@ -45,6 +45,11 @@ class KeptAs:
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Of its elements."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
 
 def check_shape(shape: tuple[int, ...], itemsize: int) -> None:
     """Refuse a shape that no array has that could be kept: an empty one may claim any size without a byte behind it.

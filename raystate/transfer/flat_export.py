@@ -89,7 +89,7 @@ def export_safetensors(
         for file, names in files.items():
             place.write(file, _file(headers[file], flat, names, tally))
         if len(files) > 1:
-            total = sum(map(safetensors_format.nbytes_of, flat.stored.values()))
+            total = sum(one.nbytes for one in flat.stored.values())
             place.write(index, [safetensors_format.index_bytes(files, total, description)])
         place.complete(verify=verify, on_bytes=tally.verifying)
     return place.files

@@ -13,7 +13,6 @@ import errno
 import logging
 import os
 import secrets
-import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -144,28 +143,19 @@ class LocalPlace(ExportPlace):
     def __init__(self, folder: Path, tops: Iterable[str]):
         super().__init__(str(folder), tops)
         self._folder = folder
-        self._made: list[Path] = []
         if os.path.lexists(folder) and not folder.is_dir():
             raise refuse_existing(str(folder.parent), folder.name)
         for top in self.tops:
             if os.path.lexists(folder / top):
                 raise refuse_existing(self.url, top)
         self.staging = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
+        self._made = posix.absent_folders(str(self.staging))
         with storage_errors("create", str(self.staging)):
             try:
-                self._make(self.staging)
+                self.staging.mkdir(parents=True)
             except BaseException:
-                self._remove_made()
+                self._discard()
                 raise
-
-    def _make(self, folder: Path) -> None:
-        missing: list[Path] = []
-        while not folder.exists():
-            missing.append(folder)
-            folder = folder.parent
-        for one in reversed(missing):
-            one.mkdir(exist_ok=True)
-            self._made.append(one)
 
     def _create(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return self._created(self.staging / name)
@@ -194,8 +184,7 @@ class LocalPlace(ExportPlace):
             for path in moved:
                 _remove(path)
             raise
-        self._made = [self.staging]
-        self._remove_made()
+        _remove(self.staging)
 
     def _move(self, top: str) -> None:
         source, target = self.staging / top, self._folder / top
@@ -213,15 +202,9 @@ class LocalPlace(ExportPlace):
 
     def _discard(self) -> None:
         _remove(self.staging)
-        self._remove_made()
-
-    def _remove_made(self) -> None:
-        for folder in reversed(self._made):
-            if folder == self.staging:
-                _remove(folder)
-            else:
-                with contextlib.suppress(OSError):  # somebody else has put something there
-                    folder.rmdir()
+        for folder in self._made:
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                os.rmdir(folder)
 
 
 class RemotePlace(ExportPlace):
@@ -338,8 +321,5 @@ def _abandon(file: Any) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
+    with contextlib.suppress(OSError):
+        posix.remove_tree(str(path))

@@ -8,7 +8,6 @@ tests compare with the package.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,11 +54,6 @@ class Header:
     metadata: Mapping[str, str]
 
 
-def nbytes_of(stored: KeptAs) -> int:
-    """Bytes of an array in a file."""
-    return math.prod(stored.shape) * np.dtype(stored.dtype).itemsize
-
-
 def order(arrays: Mapping[str, KeptAs]) -> list[str]:
     """The names in the order in which a file has them: the widest numbers first, so that each array is aligned."""
     return sorted(arrays, key=lambda name: (-np.dtype(arrays[name].dtype).itemsize, name))
@@ -76,7 +70,7 @@ def header_bytes(names: list[str], arrays: Mapping[str, KeptAs], metadata: Mappi
     for name in names:
         if name == _METADATA:
             raise ConfigError(f"a leaf is named {_METADATA!r}, which safetensors keeps for itself", field="format", path=name)
-        end = offset + nbytes_of(arrays[name])
+        end = offset + arrays[name].nbytes
         entries[name] = {"dtype": _CODES[arrays[name].dtype], "shape": arrays[name].shape, "data_offsets": (offset, end)}
         offset = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
@@ -161,7 +155,7 @@ def parse_index(data: bytes, what: str) -> tuple[dict[str, str], Any]:
 
 def shards(arrays: Mapping[str, KeptAs], most_bytes: int) -> list[list[str]]:
     """The names, in as many files as have at most `most_bytes` each; a larger array has a file of its own. At least one file."""
-    files = list(in_batches(arrays, lambda name: nbytes_of(arrays[name]), most_bytes)) or [[]]
+    files = list(in_batches(arrays, lambda name: arrays[name].nbytes, most_bytes)) or [[]]
     return [order({name: arrays[name] for name in names}) for names in files]
 
 
@@ -200,7 +194,7 @@ def _tensor(entry: Any, start: int) -> Tensor:
             raise ValueError(f"{str(number)[:50]!r} is no size or offset")
     stored = KeptAs(dtype=_DTYPES[dtype], shape=tuple(shape))
     check_shape(stored.shape, np.dtype(stored.dtype).itemsize)
-    if end - begin != nbytes_of(stored):
+    if end - begin != stored.nbytes:
         raise ValueError(f"{end - begin} bytes for {dtype} of shape {tuple(shape)}")
     return Tensor(stored=stored, begin=start + begin, end=start + end)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -66,7 +66,7 @@ class LoggedRequest:
     fault: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Counts:
     """Since the start, or since the last `reset_counts`.
 
@@ -86,40 +86,27 @@ class Counts:
     """
 
     requests: int = 0
-    kinds: Mapping[str, int] = field(default_factory=dict[str, int])
-    statuses: Mapping[int, int] = field(default_factory=dict[int, int])
+    kinds: dict[str, int] = field(default_factory=dict[str, int])
+    statuses: dict[int, int] = field(default_factory=dict[int, int])
     class_a: int = 0
     class_b: int = 0
     free: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    too_soon: Mapping[str, int] = field(default_factory=dict[str, int])
+    too_soon: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class Counters:
-    """The counts of now and the log.
+    """The counts of now and the log."""
 
-    Args:
-        clock: seconds, monotonic.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._start_s = clock()
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
         self.log: deque[LoggedRequest] = deque(maxlen=_LOGGED)
-        self.reset()
-
-    def reset(self) -> None:
-        self.requests = 0
-        self._kinds: Counter[str] = Counter()
-        self._statuses: Counter[int] = Counter()
-        self._billed: Counter[str] = Counter()
-        self._bytes_up = self._bytes_down = 0
-        self._too_soon: Counter[str] = Counter()
+        self.now = Counts()
 
     def now_s(self) -> float:
         """Seconds since the server's start."""
-        return self._clock() - self._start_s
+        return time.monotonic() - self._start_s
 
     def record(self, entry: LoggedRequest, *, carried_out: bool) -> None:
         """Count one operation.
@@ -129,28 +116,17 @@ class Counters:
             carried_out: it had its effect, even if the client was told otherwise.
         """
         self.log.append(entry)
-        self._kinds[entry.kind] += 1
-        self._statuses[entry.status] += 1
-        self._bytes_up += entry.bytes_up
-        self._bytes_down += entry.bytes_down
-        if carried_out and entry.kind in _BILLING:
-            self._billed[_BILLING[entry.kind]] += 1
+        now = self.now
+        now.kinds[entry.kind] = now.kinds.get(entry.kind, 0) + 1
+        now.statuses[entry.status] = now.statuses.get(entry.status, 0) + 1
+        now.bytes_up += entry.bytes_up
+        now.bytes_down += entry.bytes_down
+        if carried_out and (billing := _BILLING.get(entry.kind)) is not None:
+            setattr(now, billing, getattr(now, billing) + 1)
 
     def record_too_soon(self, bucket: str, name: str) -> None:
-        self._too_soon[f"{bucket}/{name}"] += 1
-
-    def counts(self) -> Counts:
-        return Counts(
-            requests=self.requests,
-            kinds=dict(self._kinds),
-            statuses=dict(self._statuses),
-            class_a=self._billed["class_a"],
-            class_b=self._billed["class_b"],
-            free=self._billed["free"],
-            bytes_up=self._bytes_up,
-            bytes_down=self._bytes_down,
-            too_soon=dict(self._too_soon),
-        )
+        too_soon, name = self.now.too_soon, f"{bucket}/{name}"
+        too_soon[name] = too_soon.get(name, 0) + 1
 
 
 class WritePace:

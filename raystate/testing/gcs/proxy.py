@@ -15,7 +15,7 @@ from raystate.core.formats.errors import ConfigError
 from raystate.testing.gcs.answers import ConnectionCutError, GcsAnswer, GcsError, json_answer
 from raystate.testing.gcs.batch import join_answers, parse_batch
 from raystate.testing.gcs.conditions import Conditions
-from raystate.testing.gcs.counts import Counters, LoggedRequest, WritePace
+from raystate.testing.gcs.counts import Counters, Counts, LoggedRequest, WritePace
 from raystate.testing.gcs.faults import FaultRule, Faults, parse_rules
 from raystate.testing.gcs.fields import show
 from raystate.testing.gcs.listing import list_buckets, list_objects
@@ -53,7 +53,7 @@ class Proxy:
         target = request.raw_path
         if target.startswith(CONTROL):
             return send(self._control(request.method, target.removeprefix(CONTROL), body))
-        self.counters.requests += 1
+        self.counters.now.requests += 1
         try:
             answer, rule = await self._perform(request.method, target, request.headers, body, f"http://{request.host}")
         except ConnectionCutError:
@@ -241,10 +241,10 @@ class Proxy:
             case "GET", "faults":
                 return {"hits": self.faults.hits()}
             case "GET", "counts":
-                return dataclasses.asdict(self.counters.counts())
+                return dataclasses.asdict(self.counters.now)
             case "DELETE", "counts":
-                counts = dataclasses.asdict(self.counters.counts())
-                self.counters.reset()
+                counts = dataclasses.asdict(self.counters.now)
+                self.counters.now = Counts()
                 return counts
             case "GET", "log":
                 return [dataclasses.asdict(entry) for entry in self.counters.log]
