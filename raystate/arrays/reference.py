@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
-from raystate.arrays.asked import is_step, not_a_value
+from raystate.arrays.checks import is_step, not_a_value
 from raystate.arrays.converting import number_as, number_in
 from raystate.arrays.leaves import (
     is_abstract,

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from raystate.arrays.asked import check_asked
-from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
+from raystate.arrays.checks import check_asked, check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.items import pack_items, real_items
 from raystate.arrays.transforms import Transforms
 from raystate.config import StateConfig, check_config
@@ -182,11 +181,8 @@ class StateManager:
         self._check_open()
         check_asked(items=items, call="restore_or_init")
         if not callable(init_fn):
-            raise ConfigError(
-                f"restore_or_init() needs a function that makes the state, not a {type(init_fn).__name__}; "
-                "for a state that is there already: restore(state)",
-                field="init_fn",
-            )
+            what = f"restore_or_init() needs a function that makes the state, not a {type(init_fn).__name__}"
+            raise ConfigError(f"{what}; for a state that is there already: restore(state)", field="init_fn")
         check_source(source, source_select)
         abstract, init = abstract_state(init_fn, shardings)
         # Leaves that the checkpoint lacks keep the reference's value: they need real ones.

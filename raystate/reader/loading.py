@@ -11,7 +11,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
 
-from raystate.arrays.asked import check_asked
+from raystate.arrays.checks import check_asked
 from raystate.arrays.transforms import Transforms
 from raystate.core.formats.errors import ConfigError
 from raystate.inspection import StepMetadata

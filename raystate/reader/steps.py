@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import jax
 
-from raystate.arrays.asked import check_asked
+from raystate.arrays.checks import check_asked
 from raystate.arrays.monitoring import reading
 from raystate.arrays.transforms import Transforms
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
