@@ -119,7 +119,6 @@ _LONGEST = (
     "cluster/test_train_blame.py",
     "cluster/test_sharing.py",
     "cluster/test_outside.py",
-    "cluster/test_any_sequence.py",
     "cluster/test_gcs.py",
     "cluster/test_isolation.py",
     "cluster/test_preemption.py",

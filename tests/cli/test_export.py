@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import resource
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -441,13 +440,6 @@ def test_one_array_alone(tmp_path: Path) -> None:
     export_step(str(tmp_path / "one"), None, str(tmp_path / "one.safetensors"))
     assert notes()["seen"].shape == (4,)
     assert safetensors.numpy.load_file(tmp_path / "one.safetensors")["x"].tolist() == [0, 1, 2]
-
-
-def test_the_how_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[2] / "docs" / "howto" / "export-import.md"
-    monkeypatch.chdir(tmp_path)
-    exec(compile("\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)), page, "exec"), {})
-    assert raystate.load(tmp_path / "runs" / "tune", step=1300)["seen"] == 96
 
 
 def test_two_exports_are_not_mixed(one_run: Path, tmp_path: Path) -> None:

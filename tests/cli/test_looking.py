@@ -30,7 +30,7 @@ from raystate.inspection import Checkpoints, differences
 from raystate.inspection.differences import compare
 from raystate.orbax.step_reader import StepReader
 from raystate.reader import load, save
-from raystate.storage import LogReader, RunLog, Storage, open_storage
+from raystate.storage import LogReader, RunLog, open_storage
 from tests.cli.conftest import Command
 from tests.orbax import from_state
 from tests.patience import PATIENCE_S
@@ -476,23 +476,15 @@ def test_diff_sums_up(raystate: Command, large: Path, tmp_path: Path):
 # ---------------------------------------------------------------- a bucket, completion, examples
 
 
-def test_in_a_bucket(raystate: Command, written: Path, tmp_path: Path):
-    with gcs_backend(tmp_path) as bucket:
-        copy(open_storage(written), bucket, "10")
-        code, out, _ = raystate("ls", bucket.url)
-        assert code == 0 and out.splitlines()[1].split()[0] == "10" and "1 step of gs://" in out
-        code, out, _ = raystate("inspect", bucket.url, "--array", "layers.1.w", "--values")
-        assert code == 0 and "[[1 1]\n [1 1]]" in out and '"driver": "gcs"' in out
-        assert raystate("diff", bucket.url, 10, 10, "--other", written)[0] == 0
-        code, _, complaint = raystate("inspect", f"{bucket.url[:-1]}m")
-        assert code == 2 and f"did you mean {bucket.url}?" in complaint
-
-
 def test_a_run_in_a_bucket_is_looked_after(raystate: Command, written: Path, tmp_path: Path):
-    """`import`, `verify`, `export` and `gc`, as `ls`, `inspect` and `diff` above."""
+    """By each command: `import`, `ls`, `inspect`, `verify`, `diff`, `export` and `gc`."""
     with gcs_backend(tmp_path) as bucket:
         code, out, _ = raystate("import", written, bucket.url)
         assert code == 0 and out.startswith(f"steps 10, 20 in {bucket.url}: 14 arrays") and out.endswith("verified\n")
+        code, out, _ = raystate("ls", bucket.url)
+        assert code == 0 and out.splitlines()[1].split()[0] == "10" and f"2 steps of {bucket.url}" in out
+        code, out, _ = raystate("inspect", bucket.url, "--array", "layers.1.w", "--values")
+        assert code == 0 and "[[1 1]\n [1 1]]" in out and '"driver": "gcs"' in out
         code, out, _ = raystate("verify", bucket.url)
         assert code == 0 and out.splitlines()[-1] == f"2 steps of {bucket.url}: nothing bad"
         assert raystate("diff", bucket.url, 20, 20, "--other", written)[0] == 0
@@ -515,11 +507,6 @@ def test_a_run_in_a_bucket_is_looked_after(raystate: Command, written: Path, tmp
         assert raystate("gc", bucket.url)[0] == 0 and not bucket.exists(left)
         code, _, complaint = raystate("gc", f"{bucket.url[:-1]}m")
         assert code == 2 and f"did you mean {bucket.url}?" in complaint
-
-
-def copy(source: Storage, target: Storage, step: str) -> None:
-    for info in sorted(source.list(step), key=lambda info: info.name.endswith("commit_success.txt")):
-        target.create(info.name, source.read(info.name))
 
 
 def test_names_command_no_terminal(raystate: Command, tmp_path: Path):

@@ -2,7 +2,7 @@
 
     python -m tests.cluster.drive CONFIG.json
 
-CONFIG has address (of a running cluster; null: start one of 2 nodes), storage, run, out, steps, step_s,
+CONFIG has address (of a running cluster), storage, run, out, steps, step_s,
 settings (of StateConfig). Writes `result.json` at the end.
 """
 
@@ -15,24 +15,17 @@ from pathlib import Path
 
 import ray
 from ray import cloudpickle
-from ray.cluster_utils import Cluster
 
 import raystate
 from tests.cluster import toy
-from tests.cluster.training import NODE, SAVES_EVERY, quiet_run_config, scaling
+from tests.cluster.training import SAVES_EVERY, quiet_run_config, scaling
 from tests.patience import PATIENCE_S
-from tests.processes import start_ray
 
 
 def main() -> None:
     given = json.loads(Path(sys.argv[1]).read_text())
     out = Path(given["out"])
-    address = given["address"]
-    if address is None:
-        cluster = start_ray(lambda: Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False}))
-        start_ray(lambda: cluster.add_node(**NODE))
-        address = cluster.address
-    ray.init(address=address, namespace=f"driver-{os.getpid()}", log_to_driver=False)
+    ray.init(address=given["address"], namespace=f"driver-{os.getpid()}", log_to_driver=False)
     cloudpickle.register_pickle_by_value(toy)
     settings = {
         "save_every_steps": SAVES_EVERY,

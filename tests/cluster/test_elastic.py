@@ -17,7 +17,7 @@ from raystate.storage import run_hash
 from raystate.train.standby import SWITCH
 from tests.cluster import toy
 from tests.cluster.strikes import lose_node, newest_in_memory, raylet_of_a_trainer
-from tests.cluster.training import NODE, NODES, Training, wait_for
+from tests.cluster.training import NODE, NODES, Training, wait_for, with_callback
 from tests.patience import PATIENCE_S
 from tests.processes import start_ray
 
@@ -169,16 +169,6 @@ def undisturbed() -> list[tuple[list[int], float]]:
         state, loss = step_fn(state, place(rows))
         told.append(([int(row) for row in rows], float(loss)))
     return told
-
-
-def with_callback(train_fn: Any, config: Any, *, run_config: Any, global_batch: int, **given: Any) -> Any:
-    """As `raystate.fit`, with a JaxTrainer of one's own."""
-    from ray.train import FailureConfig
-    from ray.train.v2.jax import JaxConfig, JaxTrainer
-
-    run_config.callbacks = [raystate.RayTrainCallback(config, global_batch=global_batch)]
-    run_config.failure_config = FailureConfig(max_failures=-1)
-    return JaxTrainer(train_fn, jax_config=JaxConfig(use_gpu=True), run_config=run_config, **given).fit()
 
 
 def elastic() -> Any:

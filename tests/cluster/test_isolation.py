@@ -1,12 +1,10 @@
-"""Runs beside each other: on one cluster, on one node, under one name; and several that want the same storage."""
+"""Several that want the same storage, and runs that outlive what began them."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,61 +21,15 @@ from raystate.actors.coordinator import CoordinatorActor, Welcome
 from raystate.actors.entering import this_owner
 from raystate.actors.host import HostActor
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
-from raystate.arena import default_root
 from raystate.core.formats.log import claim_entry
 from raystate.core.formats.messages import Failure
 from raystate.storage import RunLog, open_storage, run_hash
 from tests.cluster.scripts import Script
-from tests.cluster.strikes import newest_in_memory, pid_of, wait_for_line
-from tests.cluster.training import STEPS, Training, wait_for
+from tests.cluster.strikes import newest_in_memory, pid_of
+from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("by_value")
-
-
-@pytest.mark.long
-def test_two_runs_of_one_name_beside_each_other(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
-    """One has both trainers on one node, is read by a follower, and loses a trainer; the other notices nothing of it."""
-    from ray.train import ScalingConfig
-
-    runs = [make_run(), make_run()]
-    same_name = {"run": runs[0].run, "save_every_steps": 2, "keep_last": 1}
-    configs = [raystate.StateConfig(storage=run.storage, **same_name) for run in runs]
-    on_one_node = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}, placement_strategy="STRICT_PACK")
-    first = Training(configs[0], tmp_path / "0", steps=STEPS, step_s=0.1, pause_at=20, scaling_config=on_one_node)
-    second = Training(configs[1], tmp_path / "1", steps=STEPS, step_s=0.05)
-    seen: list[int] = []
-    problems: list[BaseException] = []
-
-    def follow() -> None:
-        try:
-            for restored in raystate.Reader(configs[0].storage).follow(timeout_s=300.0):
-                seen.append(restored.step)
-                if restored.step == STEPS:
-                    return
-        except BaseException as error:
-            problems.append(error)
-
-    wait_for(Path(runs[0].storage).exists, "the run's folder", failed=lambda: first.error)
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
-    first.wait_step(12)
-    assert len(find_hosts(run_hash(configs[0].storage, configs[0].run))) == 1
-    first.kill_trainer(1)
-    results = [first.finish(), second.finish()]
-    follower.join(PATIENCE_S)
-    assert first.digests() == second.digests() == undisturbed
-    assert [[recovery.tier for recovery in result.recoveries] for result in results] == [["memory"], []]
-    assert not problems
-    assert seen == sorted(set(seen))
-    assert seen[-1] == STEPS
-    for config in configs:
-        name = run_hash(config.storage, config.run)
-        assert run_actors(name) == []
-        assert list(default_root().glob(f"raystate-{name}-*")) == []
-
-
-# ---------------------------------------------------------------- the same storage
 
 
 @pytest.mark.long
@@ -255,56 +207,3 @@ def test_a_coordinator_beside_its_own_successor_ends(ray_cluster: Any, make_run:
         manager.wait_until_finished()
         assert manager.all_steps() == [1, 2]
         assert pid_of(coordinator_name(name)) not in (None, old)
-
-
-def test_a_folder_that_is_away_for_a_while(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
-    """Moved, or not mounted. Nothing is called durable that lies in its place."""
-    run = make_run()
-    folder, aside = Path(run.storage), tmp_path / "aside"
-    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1, save_timeout_s=600.0)
-    with raystate.StateManager(config) as manager:
-        state = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state
-        assert manager.save(1, state)
-        manager.wait_until_finished()
-        folder.rename(aside)
-        assert manager.save(2, state)
-        wait_for_line(f"{folder}/.raystate/log/000000000002.json is missing", failed=lambda: None)
-        assert not (folder / "2").exists()
-        shutil.rmtree(folder)
-        aside.rename(folder)
-        manager.wait_until_finished()
-        assert manager.all_steps() == [1, 2]
-        restored = manager.restore(state, step=2)
-        assert restored is not None
-        assert np.asarray(restored.state["x"]).tolist() == [0.0] * 4
-
-
-def test_a_folder_that_is_gone_for_good(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
-    """What memory holds of the run that lay there is not the next launch's, unless it says that it may go."""
-    run = make_run()
-    name = coordinator_name(run_hash(run.storage, run.run))
-    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1)
-    with Script(ray_cluster.address, "", run, tmp_path / "log") as script:
-        wait_for(lambda: len(script.said("step")) > 3, "some steps")
-    shutil.rmtree(run.storage)
-
-    def refused() -> str:
-        with pytest.raises(raystate.StorageError) as caught:
-            raystate.StateManager(config)
-        assert "pass takeover=True to give up" in str(caught.value)
-        return str(caught.value)
-
-    assert "is missing: the folder has been moved or removed" in refused()
-    # The Coordinator dies, and begins no run in its place.
-    pid = pid_of(name)
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: pid_of(name) not in (None, pid), "another Coordinator")
-    wait_for(lambda: "has no log, and attempt 1 of the run has trained on this cluster" in refused(), "a look at the log")
-    assert not list(Path(run.storage).glob(".raystate/log/*"))
-    with raystate.StateManager(config, takeover=True) as manager:
-        restored = manager.restore_or_init(lambda: {"x": jnp.ones(4)})
-        assert restored.step == 0 and np.asarray(restored.state["x"]).tolist() == [1.0] * 4
-        assert manager.save(1, restored.state)
-        manager.wait_until_finished()
-        assert manager.all_steps() == [1]

@@ -23,7 +23,7 @@ import raystate
 from raystate.actors.naming import run_actors
 from raystate.runtime.ledger import read_ledger
 from raystate.storage import open_storage, run_hash
-from tests.cluster.training import Training, quiet_run_config, scaling, wait_for
+from tests.cluster.training import Training, wait_for, with_callback
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("by_value")
@@ -191,41 +191,13 @@ def test_a_lost_step_whose_trainer_died_is_named_at_the_end(config: raystate.Sta
     assert run_actors(run_hash(config.storage, config.run)) == []
 
 
-def raises_at_the_second_step(config: dict[str, Any]) -> None:
-    _start(config)
-    with raystate.StateManager() as manager:
-        restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
-        manager.save(restored.step + 1, restored.state, force=True)
-        manager.wait_until_finished()
-        raise KeyError("the user's mistake")
-
-
-def fit_with_callback(train_fn: Any, config: raystate.StateConfig, out: Path, *, max_failures: int = 3) -> None:
-    """As README shows it."""
-    from ray.train import FailureConfig
-    from ray.train.v2.jax import JaxConfig, JaxTrainer
-
-    out.mkdir()
-    run_config = quiet_run_config(out, 2)
-    run_config.callbacks = [raystate.RayTrainCallback(config, max_failures=max_failures)]
-    run_config.failure_config = FailureConfig(max_failures=-1)
-    trainer = JaxTrainer(
-        train_fn,
-        train_loop_config={"out": str(out)},
-        scaling_config=scaling(2),
-        run_config=run_config,
-        jax_config=JaxConfig(use_gpu=True),
-    )
-    trainer.fit()
-
-
 @pytest.mark.long
 def test_the_callback_gives_up_too(config: raystate.StateConfig, tmp_path: Path) -> None:
     from ray.train import TrainingFailedError
 
     out = tmp_path / "out"
-    with pytest.raises(TrainingFailedError, match=r'3 .*raised KeyError: "the user.s mistake"'):
-        fit_with_callback(raises_at_the_second_step, config, out)
+    with pytest.raises(TrainingFailedError, match=r"3 .*rank [01] raised ValueError: bad batch on rank [01]"):
+        Training(config, out, train_fn=raises_on_both_ranks, launch=with_callback).finish()
     assert starts(out) == 3
     assert run_actors(run_hash(config.storage, config.run)) == []
 

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 import raystate
 from raystate import launch_context
+from tests.cluster.training import wait_for, with_callback
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("by_value")
@@ -43,13 +44,6 @@ class Place:
         for path in self.folder.glob("said-*"):
             found += [json.loads(line) for line in path.read_text().split("\n")[:-1]]
         return sorted((each for each in found if each["event"] == event), key=lambda each: each["t"])
-
-    def wait(self, condition: Callable[[], Any], what: str) -> Any:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not (found := condition()):
-            assert time.monotonic() < deadline_s, f"no {what} within {PATIENCE_S:.0f} s"
-            time.sleep(0.02)
-        return found
 
     def arguments(self, **more: Any) -> dict[str, Any]:
         """For fit: one worker per node, and the folder for the training function."""
@@ -77,26 +71,10 @@ def _say(folder: str, event: str, **facts: Any) -> None:
 
 
 def _begin(config: dict[str, Any]) -> launch_context.LaunchContext:
-    """Say where this process is; its place in the group."""
-    import jax
-    import psutil
-    import ray
-
+    """Say that this process is there; its place in the group."""
     context = launch_context.current()
     assert context is not None
-    _say(
-        config["folder"],
-        "start",
-        rank=context.rank,
-        group=context.group,
-        world=context.world,
-        processes=jax.process_count(),
-        process=jax.process_index(),
-        node=ray.get_runtime_context().get_node_id(),
-        attempt=len(context.restarts) + 1,
-        run=context.config.run,
-        born=psutil.Process().create_time(),
-    )
+    _say(config["folder"], "start", rank=context.rank, group=context.group, attempt=len(context.restarts) + 1)
     return context
 
 
@@ -110,7 +88,6 @@ def _sum_until_told(config: dict[str, Any]) -> dict[str, Any]:
     while not stop:
         told = os.path.exists(Path(config["folder"]) / "stop")
         stop = int(multihost_utils.process_allgather(jax.numpy.int32(told)).min())
-        _say(config["folder"], "step", group=context.group)
         launch_context.count_save()  # as `save` does: what waits for the first steps starts
         time.sleep(0.05)
     launch_context.note(step=7, metrics={"loss": 0.5})
@@ -140,69 +117,28 @@ def _has_imported(pid: int) -> bool:
 
 
 @pytest.mark.long
-def test_standby_processes_take_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYSTATE_STANDBY", "1")
-    others = {*_pids("SynchronizationActor"), *_pids("PreemptionWatcher")}  # of earlier tests, that are about to end
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(raystate.fit(_sum_until_told, place.config, **place.arguments())))
-    thread.start()
-    place.wait(lambda: len(place.said("start")) == 2, "start")
-    own = {*_pids("SynchronizationActor")} - others
-    assert len(own) == 1
-    place.wait(lambda: len(_pids("RayTrainWorker")) == 4, "standby processes, one for each trainer")
-    trainers = {start["pid"] for start in place.said("start")}
-    place.wait(lambda: all(_has_imported(pid) for pid in _pids("RayTrainWorker") if pid not in trainers), "their imports")
-    place.wait(lambda: {*_pids("SynchronizationActor")} - others - own, "a barrier for the next group")
-    place.wait(lambda: len({*_pids("PreemptionWatcher")} - others) == 1, "the group's watch")
-    steps = len(place.said("step"))
-    place.wait(lambda: len(place.said("step")) > steps + 40, "the end of their imports")
-    waiting, watches = {*_pids("SynchronizationActor")} - others - own, {*_pids("PreemptionWatcher")}
-    killed_s = time.time()
-    os.kill(place.said("start")[0]["pid"], signal.SIGKILL)
-    place.wait(lambda: len(place.said("start")) == 4, "second start")
-    place.wait(lambda: not {*_pids("SynchronizationActor")} & own, "the end of the first group's barrier")
-    assert waiting <= {*_pids("SynchronizationActor")}, "the barrier that waited is the second group's"
-    place.wait(lambda: {*_pids("PreemptionWatcher")} - watches, "a watch of its own")
-    (place.folder / "stop").touch()
-    thread.join(PATIENCE_S)
-    first, second = _groups(place.said("start"))
-    assert all(start["born"] < killed_s for start in second), "the second group's processes were started after the death"
-    for number, group in enumerate((first, second), start=1):
-        assert [(s["rank"], s["process"], s["world"], s["processes"], s["run"], s["attempt"]) for s in group] == [
-            (rank, rank, 2, 2, place.config.run, number) for rank in (0, 1)
-        ]
-    assert [start["node"] for start in second] == [start["node"] for start in first], "a rank has moved to another node"
-    (result,) = results
-    assert (result.step, result.metrics, result.return_value) == (7, {"loss": 0.5}, {"rank": 0})
-    (recovery,) = result.recoveries
-    assert (recovery.attempt, recovery.interrupted) == (2, False)
-    assert recovery.seconds > 0
-    assert "died" in recovery.cause or "dies" in recovery.cause
-    place.wait(lambda: not _pids("RayTrainWorker"), "end of every worker, waiting ones too")
-    for kind in ("SynchronizationActor", "PreemptionWatcher"):
-        place.wait(lambda kind=kind: not {*_pids(kind)} - others, f"end of every {kind}")
-
-
-@pytest.mark.long
 def test_a_standby_process_that_has_died_is_not_used(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The start that it would have been part of does not fail for it: new processes are started."""
     monkeypatch.setenv("RAYSTATE_STANDBY", "1")
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(raystate.fit(_sum_until_told, place.config, **place.arguments())))
     thread.start()
-    place.wait(lambda: len(place.said("start")) == 2, "start")
+    wait_for(lambda: len(place.said("start")) == 2, "start")
     trainers = {start["pid"] for start in place.said("start")}
-    place.wait(lambda: len(_pids("RayTrainWorker")) == 4, "standby processes, one for each trainer")
-    place.wait(lambda: all(_has_imported(pid) for pid in _pids("RayTrainWorker")), "their imports")
+    wait_for(lambda: len(_pids("RayTrainWorker")) == 4, "standby processes, one for each trainer")
+    wait_for(lambda: all(_has_imported(pid) for pid in _pids("RayTrainWorker")), "their imports")
     waiting = next(pid for pid in _pids("RayTrainWorker") if pid not in trainers)
     os.kill(waiting, signal.SIGKILL)
-    place.wait(lambda: waiting not in _pids("RayTrainWorker"), "the end of one of them")
+    wait_for(lambda: waiting not in _pids("RayTrainWorker"), "the end of one of them")
     os.kill(place.said("start")[0]["pid"], signal.SIGKILL)
-    place.wait(lambda: len(place.said("start")) == 4, "second start")
+    wait_for(lambda: len(place.said("start")) == 4, "second start")
     (place.folder / "stop").touch()
     thread.join(PATIENCE_S)
-    ((recovery,),) = [result.recoveries for result in results]
-    assert (recovery.attempt, recovery.workers) == (2, 2)
+    (result,) = results
+    assert (result.step, result.metrics, result.return_value) == (7, {"loss": 0.5}, {"rank": 0})
+    (recovery,) = result.recoveries
+    assert (recovery.attempt, recovery.workers, recovery.interrupted) == (2, 2, False)
+    wait_for(lambda: not _pids("RayTrainWorker"), "the end of every worker, waiting ones too")
 
 
 def _interrupted_once(config: dict[str, Any]) -> str:
@@ -318,14 +254,9 @@ def test_datasets_and_env_reach_the_workers(place: Place, tmp_path: Path) -> Non
 
 
 def test_callback_alone(place: Place) -> None:
-    from ray.train import FailureConfig
-    from ray.train.v2.jax import JaxConfig, JaxTrainer
-
     arguments = place.arguments()
-    arguments["run_config"].callbacks = [raystate.RayTrainCallback(place.config)]
-    arguments["run_config"].failure_config = FailureConfig(max_failures=-1)
     arguments["run_config"].worker_runtime_env = {"env_vars": {"JAX_PLATFORMS": "cpu"}}
-    result = JaxTrainer(_interrupted_once, jax_config=JaxConfig(use_gpu=True), **arguments).fit()
+    result = with_callback(_interrupted_once, place.config, **arguments)
     assert result.return_value == "done", "the user's value, not wrapped"
     groups = _groups(place.said("start"))
     assert [{start["attempt"] for start in group} for group in groups] == [{1}, {2}]

@@ -189,15 +189,25 @@ def quiet_run_config(out: Path, devices: int) -> Any:
     return RunConfig(storage_path=str(out / "ray"), worker_runtime_env={"env_vars": environment})
 
 
+def with_callback(train_fn: Any, config: Any, *, run_config: Any, global_batch: int | None = None, **given: Any) -> Any:
+    """As `raystate.fit`, with a JaxTrainer of one's own, as README shows it."""
+    from ray.train import FailureConfig
+    from ray.train.v2.jax import JaxConfig, JaxTrainer
+
+    run_config.callbacks = [raystate.RayTrainCallback(config, global_batch=global_batch)]
+    run_config.failure_config = FailureConfig(max_failures=-1)
+    return JaxTrainer(train_fn, jax_config=JaxConfig(use_gpu=True), run_config=run_config, **given).fit()
+
+
 class Driver(Training):
-    """`fit` in a driver process of its own, on a running cluster or on one that it starts."""
+    """`fit` in a driver process of its own, on a running cluster."""
 
     def __init__(
         self,
         run: Any,
         out: Path,
         *,
-        address: str | None,
+        address: str,
         steps: int,
         step_s: float = 0.2,
         pause_at: int | None = None,
@@ -233,7 +243,7 @@ class Driver(Training):
         return None if code in (None, 0) else RuntimeError(f"exit code {code}: {(self.out / 'driver.log').read_text()[-2000:]}")
 
     def kill(self) -> None:
-        """SIGKILL the driver and whatever it has started: its cluster, if it has one. Nothing if it has ended."""
+        """SIGKILL the driver and what it has started. Nothing if it has ended."""
         if self.process.poll() is not None:
             return
         kill_family(psutil.Process(self.process.pid))

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flax.errors import InvalidCheckpointError
 
 import raystate
 from raystate.compat import flax_checkpoints as ours
@@ -81,17 +80,6 @@ def test_of_two_saves_of_a_step_the_one_that_was_called_last_stays(tmp_path: Pat
     gate.open()
     manager.wait_previous_save()
     assert os.listdir(tmp_path) == ["checkpoint_1"] and restored(tmp_path) == [1, 1, 1]
-
-
-def test_saves_of_two_managers_happen_in_the_order_of_their_calls(tmp_path: Path, gate: Gate):
-    managers = [gate.manager(), ours.AsyncManager()]
-    ours.save_checkpoint(tmp_path, OLD, 1, async_manager=managers[0])
-    with pytest.raises(InvalidCheckpointError, match="checkpoint_1 already exists"):
-        ours.save_checkpoint(tmp_path, NEW, 1, async_manager=managers[1])
-    gate.open()
-    for manager in managers:
-        manager.wait_previous_save()
-    assert restored(tmp_path) == [0, 0, 0]
 
 
 def test_a_save_that_never_ends_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from raystate.arrays.items import PackedItems, pack_items
 from raystate.arrays.stage import copy, hold
 from raystate.arrays.tree import describe
-from raystate.core.formats.log import claim_entry, key_of, live_steps, next_entry
-from raystate.core.formats.messages import HostId, LiveStep, LogEntry
-from raystate.core.formats.tree import SlotTable, WriteOptions
+from raystate.core.formats.messages import HostId
+from raystate.core.formats.tree import Package, SlotTable, WriteOptions
 from raystate.runtime.ledger import EVENTS
 from raystate.runtime.packaging import build_package
 from raystate.runtime.parts import HostPart
 from raystate.runtime.share import write_share
 from raystate.runtime.writing import as_array
-from raystate.storage import RunLog, StepFolder, Storage, foreign_steps, open_storage
+from raystate.storage import StepFolder, Storage, open_storage
 from raystate.storage.names import writer_name
 from tests.orbax.state_example import flat
+from tests.storage.attempt import RUN, Attempt
 
-RUN = "lm"
 RETIRED, STEPS = 2, (4, 6, 8)
 HOSTS = 2
 SMALL_CHUNKS = WriteOptions(chunk_bytes=2048)  # what is megabytes in a user's state is a few rows here
@@ -127,37 +125,22 @@ def _placed(array: np.ndarray, axis: str | None) -> Any:
 def make_run(root: Path) -> dict[int, Content]:
     """Write the run. Returns the content of each visible step."""
     storage = open_storage(root)
-    log = RunLog(storage)
-    tail = _claim(storage, log, "first")
-    tail = _save(storage, log, tail, RETIRED)
-    tail = _save(storage, log, tail, STEPS[0])
-    tail = _claim(storage, log, "second")
-    tail = _save(storage, log, tail, STEPS[1], retires=[(RETIRED, False, "three are kept")])
-    StepFolder(storage, RETIRED, _save_id(1, RETIRED)).retire()
-    tail = _claim(storage, log, "third")
-    tail = _save(storage, log, tail, STEPS[2])
-    _append(log, tail, reason="all is carried out")
+    first = Attempt(storage, "first", _package)
+    first.save(RETIRED)
+    first.save(STEPS[0])
+    Attempt(storage, "second", _package).save(STEPS[1], retires=[(RETIRED, False, "three are kept")])
+    third = Attempt(storage, "third", _package)
+    third.save(STEPS[2])
+    third.append(reason="all is carried out")
     storage.create(f"{EVENTS}/000002-0001.json", json.dumps({"kind": "recovery", "cause": "killed"}).encode())
     return {step: content(step) for step in STEPS}
 
 
-def _claim(storage: Storage, log: RunLog, writer: str) -> LogEntry:
-    return log.claim(lambda tail: claim_entry(tail, writer, RUN, foreign_steps(storage, live_steps(tail)), dead=range(9)))
-
-
-def _save(storage: Storage, log: RunLog, tail: LogEntry, step: int, retires: Sequence[tuple[int, bool, str]] = ()) -> LogEntry:
-    save = _save_id(tail.attempt, step)
-    folder = StepFolder(storage, step, save)
-    package = build_package(storage, RUN, step, save, _parts(storage, folder.write_prefix, save, content(step)))
-    folder.assemble(package)
-    folder.put_package(package)
-    tail = _append(log, tail, commit=LiveStep(step=step, save=save), retires=retires, reason="due")
-    folder.publish(package)
-    return tail
-
-
-def _save_id(attempt: int, step: int) -> str:
-    return f"a{attempt}k{step}"
+def _package(folder: StepFolder) -> Package:
+    save = str(folder.save)
+    return build_package(
+        folder.storage, RUN, folder.step, save, _parts(folder.storage, folder.write_prefix, save, content(folder.step))
+    )
 
 
 def _parts(storage: Storage, prefix: str, save: str, saved: Content) -> list[HostPart]:
@@ -198,22 +181,3 @@ def _parts(storage: Storage, prefix: str, save: str, saved: Content) -> list[Hos
                 part.claims[tree.item] = [(leaf, start, array.shape) for leaf, start, array in arrays]
         parts.append(part)
     return parts
-
-
-def _append(
-    log: RunLog,
-    tail: LogEntry,
-    *,
-    commit: LiveStep | None = None,
-    retires: Sequence[tuple[int, bool, str]] = (),
-    reason: str,
-) -> LogEntry:
-    """The attempt's next entry; everything that was open before is carried out by now."""
-    carried = [key_of(intent) for intent in tail.intents]
-    entry = next_entry(
-        tail, attempt=tail.attempt, writer=tail.writer, carried=carried, dead=range(tail.attempt),
-        commit=commit, retires=retires, reason=reason,
-    )  # fmt: skip
-    done = log.append(entry)
-    assert done.outcome == "ok", done
-    return entry

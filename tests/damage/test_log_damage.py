@@ -10,12 +10,12 @@ import pytest
 
 from raystate.core.formats import entries as log_entries
 from raystate.core.formats.errors import CorruptCheckpointError
-from raystate.core.formats.log import claim_entry, key_of, live_steps, next_entry
+from raystate.core.formats.log import claim_entry, live_steps
 from raystate.core.formats.messages import LiveStep, LogEntry
 from raystate.storage import RunLog, Storage, find_garbage, foreign_steps, open_storage, visible_steps
 from raystate.storage.names import BASES, LOG, MARKER, PACKAGES, base_name, log_name, package_name, step_name
-from tests.damage.a_run import RUN
 from tests.damage.damages import FIRST, SEEDS, Copy, Damage
+from tests.storage.attempt import RUN, appended
 
 ATTEMPTS, SAVES = 6, 4  # saves per attempt
 
@@ -41,14 +41,14 @@ def write_run(tmp_path_factory: pytest.TempPathFactory, keep: int) -> Path:
             live = LiveStep(step=step, save=f"a{attempt}k{step}")
             old = [(one, False, "enough are kept") for one in live_steps(tail)[: 1 - keep]]
             storage.create(package_name(step, str(live.save)), b"its package")
-            tail = append(log, tail, live, old)
+            tail = appended(log, tail, commit=live, retires=old)
             storage.create(f"{step_name(step)}/{MARKER}", f"step {step}, save {live.save}\n".encode())
             for one, _, _ in old:
                 storage.delete_tree(step_name(one))
                 for info in storage.list(PACKAGES):
                     if info.name.startswith(f"{PACKAGES}/{one}."):
                         storage.delete(info.name)
-    append(log, tail, None, [])
+    appended(log, tail)
     return root
 
 
@@ -60,15 +60,6 @@ def copy(original: Path, tmp_path: Path) -> Copy:
 def claim(log: RunLog, storage: Storage, writer: str) -> LogEntry:
     """As a Coordinator does."""
     return log.claim(lambda tail: claim_entry(tail, writer, RUN, foreign_steps(storage, live_steps(tail)), dead=range(ATTEMPTS)))
-
-
-def append(log: RunLog, tail: LogEntry, live: LiveStep | None, old: list[tuple[int, bool, str]]) -> LogEntry:
-    entry = next_entry(
-        tail, attempt=tail.attempt, writer=tail.writer, carried=[key_of(intent) for intent in tail.intents],
-        dead=range(tail.attempt), commit=live, retires=old, reason="due",
-    )  # fmt: skip
-    assert log.append(entry).outcome == "ok"
-    return entry
 
 
 def entries(copy: Copy) -> list[str]:

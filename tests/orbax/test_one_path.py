@@ -307,17 +307,6 @@ def test_saves_of_other_paths_do_not_wait(tmp_path: Path, monkeypatch: pytest.Mo
     waiting.result(PATIENCE_S)
 
 
-def test_the_save_before_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    gate = Gate(monkeypatch)
-    waiting = raystate.save_async(tmp_path / "one", {"x": 1})
-    monkeypatch.setattr(saving, "LONGEST_S", 0.01)
-    with pytest.raises(raystate.StorageError, match="the save before it is still not written after 0 s; nothing was written"):
-        raystate.save(tmp_path / "one", {"x": 2}, overwrite=True)
-    gate.open.set()
-    waiting.result(PATIENCE_S)
-    assert raystate.load(tmp_path / "one") == {"x": 1}
-
-
 def test_a_save_in_the_background_inside_another_is_refused(tmp_path: Path):
     """It waited ten minutes for itself."""
 

@@ -238,7 +238,7 @@ def test_a_run_does_not_begin_beside_steps_under_other_names(written: Path, fold
         ("numbers", {4: 4, 5: 5}),
     ],
 )
-def test_and_row20_steps_under_orbax_s_other_names_are_read(written: Path, folder: str, expected: dict[int, float]):
+def test_steps_under_orbaxs_other_names_are_read(written: Path, folder: str, expected: dict[int, float]):
     reader = raystate.Reader(written / folder)
     steps = sorted(expected)
     assert reader.all_steps() == steps and reader.latest_step() == steps[-1]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import raystate
+from tests.cluster.training import with_callback
 from tests.patience import PATIENCE_S
 from tests.processes import xla_flags
 from tests.programs.attempt import attempt
@@ -86,23 +87,17 @@ def fit(place: Place, given: dict[str, Any], *, ranks: int, devices: int) -> Any
 
 
 def fit_with_callback(place: Place, given: dict[str, Any], *, ranks: int, devices: int, **more: Any) -> Any:
-    """A JaxTrainer with the callback, as README has it. more: for the trainer."""
-    from ray.train import FailureConfig, ScalingConfig
-    from ray.train.v2.jax import JaxConfig, JaxTrainer
+    """A JaxTrainer with the callback. more: for the trainer."""
+    from ray.train import ScalingConfig
 
-    run_config = _run_config(place, devices)
-    run_config.callbacks = [raystate.RayTrainCallback(_config(place))]
-    run_config.failure_config = FailureConfig(max_failures=-1)
-    # use_gpu: without accelerators JaxTrainer forms one JAX job only if it is told to.
-    trainer = JaxTrainer(
+    return with_callback(
         attempt,
+        _config(place),
         train_loop_config=given,
-        jax_config=JaxConfig(use_gpu=True),
         scaling_config=ScalingConfig(num_workers=ranks),
-        run_config=run_config,
+        run_config=_run_config(place, devices),
         **more,
     )
-    return trainer.fit()
 
 
 def _config(place: Place) -> raystate.StateConfig:

@@ -8,7 +8,7 @@ sees all that the dead one did, and nobody else will ever make it durable.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,16 @@ import pytest
 
 from raystate.checksum import crc32c
 from raystate.core.formats import entries
-from raystate.core.formats.log import claim_entry, key_of, live_steps, next_entry
-from raystate.core.formats.messages import Intent, LiveStep, LogEntry
+from raystate.core.formats.log import live_steps
 from raystate.core.formats.tree import DataObject, Package
-from raystate.storage import RunLog, StepFolder, Storage, StorageWrapper, foreign_steps, open_storage
+from raystate.storage import StepFolder, Storage, StorageWrapper, open_storage
 from raystate.storage.names import writer_name
 from raystate.testing.storage import DiedError
 from tests.power.recorder import Recorder, Recording
+from tests.storage.attempt import RUN, Attempt, Mark
 
-RUN = "lm"
 PLACE = "data/run"  # below the recorded directory; neither of the two is there at the start
 HOSTS = 2
-
-Mark = Callable[[str], None]
-MakePackage = Callable[[StepFolder], Package]
-Retire = tuple[int, bool, str]  # step, aside, reason
 
 
 class Marking(StorageWrapper):
@@ -101,64 +96,6 @@ def die_before_name_is_durable(patch: pytest.MonkeyPatch, place: int) -> None:
 
     for name in ("mkdir", "link", "rename", "fsync", "write", "unlink", "rmdir"):
         patch.setattr(os, name, guarded(name, getattr(os, name)))
-
-
-class Attempt:
-    """What a Coordinator does to storage from its claim on. Marks what it acknowledges."""
-
-    def __init__(self, storage: Storage, writer: str, make_package: MakePackage, mark: Mark):
-        self._storage = storage
-        self._log = RunLog(storage)
-        self._make_package = make_package
-        self._mark = mark
-
-        def claim(tail: LogEntry | None) -> LogEntry:
-            dead = [] if tail is None else range(1, tail.attempt + 1)
-            return claim_entry(tail, writer, RUN, foreign_steps(storage, live_steps(tail)), dead=dead)
-
-        self.tail = self._log.claim(claim)
-        self._mark(f"appended {self.tail.seq}")
-        self._carry_out(self.tail.intents)
-
-    def save(self, step: int, retires: Sequence[Retire] = ()) -> None:
-        """Write, commit and publish a step, then carry out the retirements that its commit decided."""
-        folder = StepFolder(self._storage, step, f"a{self.tail.attempt}k{step}")
-        package = self._make_package(folder)
-        folder.assemble(package)
-        folder.put_package(package)
-        self.append(commit=LiveStep(step=step, save=folder.save), retires=retires, reason="due")
-        self._mark(f"committed {step}")
-        self._carry_out([intent for intent in self.tail.intents if intent.seq == self.tail.seq])
-
-    def append(self, *, commit: LiveStep | None = None, retires: Sequence[Retire] = (), reason: str) -> None:
-        """The next entry; everything that was open before is carried out by now."""
-        for step, _, _ in retires:
-            self._mark(f"retires {step}")
-        tail, carried = self.tail, [key_of(intent) for intent in self.tail.intents]
-        entry = next_entry(
-            tail,
-            attempt=tail.attempt,
-            writer=tail.writer,
-            carried=carried,
-            dead=range(1, tail.attempt),
-            commit=commit,
-            retires=retires,
-            reason=reason,
-        )
-        done = self._log.append(entry)
-        assert done.outcome == "ok", done
-        self._mark(f"appended {entry.seq}")
-        self.tail = entry
-
-    def _carry_out(self, intents: Sequence[Intent]) -> None:
-        for intent in sorted(intents, key=lambda one: one.kind):  # commits before retirements
-            folder = StepFolder(self._storage, intent.step, intent.save)
-            if intent.kind == "commit":
-                folder.publish(folder.read_package())
-                self._mark(f"published {intent.step}")
-            else:
-                folder.retire(aside=intent.aside)
-                self._mark(f"{'set-aside' if intent.aside else 'retired'} {intent.step}")
 
 
 def real_package(folder: StepFolder) -> Package:

@@ -7,12 +7,11 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from raystate.core.formats.errors import StorageError
-from raystate.storage import StepFolder, Storage, open_storage, visible_steps
+from raystate.storage import StepFolder, Storage, visible_steps
 from raystate.storage.names import package_name
 from raystate.testing.storage import DiedError, DyingAt
 from raystate.testing.storage.contract import tree
@@ -99,55 +98,6 @@ def test_dying_at_every_operation(storage: Storage, case: str, after: bool):
             act(storage)
             assert comparable(storage) == expected
         else:
-            assert nth > 1
-            return
-    pytest.fail("never came to an end")
-
-
-class Kernel:
-    """Counts the system calls that change a directory and dies before the nth; a dead process makes none, not even in `finally`."""
-
-    CALLS = ("link", "rename", "unlink", "mkdir", "rmdir", "fsync", "write")
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.left: int | None = None
-        for name in self.CALLS:
-            monkeypatch.setattr(os, name, self._guard(getattr(os, name)))
-
-    def _guard(self, call: Callable[..., object]) -> Callable[..., object]:
-        def guarded(*args: object, **kwargs: object) -> object:
-            if self.left is not None:
-                if self.left <= 0:
-                    raise DiedError
-                self.left -= 1
-            return call(*args, **kwargs)
-
-        return guarded
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_dying_at_every_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str):
-    before, act = CASES[case]
-    kernel = Kernel(monkeypatch)
-    storage = open_storage(tmp_path / "run")
-    fresh(storage, before)
-    act(storage)
-    expected = comparable(storage)
-    for nth in range(1000):
-        fresh(storage, before)
-        kernel.left = nth
-        try:
-            act(storage)
-        except DiedError:
-            kernel.left = None
-            check_visible_means_complete(storage)
-            act(storage)
-            assert comparable(storage) == expected
-            published_next = (tmp_path / "run" / folder(storage).write_prefix, tmp_path / "run" / str(STEP))
-            leftovers = [path for place in published_next for path in place.rglob(".raystate-tmp-*")]
-            assert leftovers == [], "temporary files of the dead are not published"
-        else:
-            kernel.left = None
             assert nth > 1
             return
     pytest.fail("never came to an end")

@@ -7,6 +7,7 @@ import pytest
 from raystate.core.formats.errors import CorruptCheckpointError, StorageError
 from raystate.core.formats.tree import Package
 from raystate.storage import ObjectExistsError, ObjectMissingError, StepFolder, Storage, foreign_steps, visible_steps
+from raystate.storage.base import TEMPORARY_PREFIX
 from raystate.storage.names import TRASH, attempt_of, save_of, split_saved, step_of, writer_name
 from raystate.testing.storage import Recording
 from raystate.testing.storage.contract import tree
@@ -126,6 +127,18 @@ def test_missing_data_is_neither_assembled_nor_published(storage: Storage, damag
             call(package)
         assert caught.value.step == STEP
         assert visible_steps(storage) == ()
+
+
+def test_temporary_files_of_the_dead_are_not_published(storage: Storage):
+    """A writer that died in mid-create has left one in the work folder."""
+    if not storage.is_directory:
+        return  # an object store has none
+    package, data = a_package()
+    folder = write_data(storage, package, data)
+    left = storage.local_path(folder.write_prefix) / "state" / f"{TEMPORARY_PREFIX}0123"
+    left.write_bytes(b"half")
+    folder.assemble(package)
+    assert not left.exists()
 
 
 def test_a_package_without_a_marker_is_refused(storage: Storage):
