@@ -45,15 +45,49 @@ def _run(max_failures: int, base: int | None, endings: Sequence[tuple[Ending, in
     return answers
 
 
-def test_gives_up_after_so_many_failures_without_a_new_step() -> None:
-    answers = _run(3, -1, [(FAILED, 49), (FAILED, 49), (FAILED, 49), (FAILED, 49)])
-    assert answers[:3] == [None, None, None]
-    assert answers[3] == "3 failed attempts in a row without a new step (newest step 49)"
+def _failed(*steps: int) -> list[tuple[Ending, int | None]]:
+    return [(FAILED, step) for step in steps]
 
 
-def test_a_new_step_starts_the_count_again() -> None:
-    answers = _run(2, 10, [(FAILED, 10), (FAILED, 11), (FAILED, 11), (FAILED, 12), (FAILED, 12), (FAILED, 12)])
-    assert [answer is None for answer in answers] == [True, True, True, True, True, False]
+X, Y = _raised("x"), _raised("y")
+# limit, newest step at the start, endings with the newest step by then, answers (...: it gives up, in other words)
+ANSWERS: dict[str, tuple[int, int | None, list[tuple[Ending, int | None]], list[Any]]] = {
+    "too many without a new step": (
+        3, -1, _failed(49, 49, 49, 49), [None] * 3 + ["3 failed attempts in a row without a new step (newest step 49)"],
+    ),
+    "a new step starts the count again": (2, 10, _failed(10, 11, 11, 12, 12, 12), [None] * 5 + [...]),
+    "steps after a rollback are new": (3, 0, _failed(1000, 500, 700, 900), [None] * 4),
+    "none of them is new": (3, 0, _failed(1000, 500, 500, 500), [None] * 3 + [...]),
+    "before the first step": (2, -1, _failed(-1, -1), [None, "2 failed attempts in a row without a new step (no step yet)"]),
+    "no failure is allowed": (0, 5, _failed(5), ["max_failures is 0"]),
+    "not even with progress": (0, 5, _failed(9), ["max_failures is 0"]),
+    "one is": (1, 5, _failed(5), ["1 failed attempt without a new step (newest step 5)"]),
+    "one is, with progress": (1, 5, _failed(9), [None]),
+    "it never gives up": (-1, 5, _failed(*[5] * 20), [None] * 20),
+    "not even what repeats": (-1, 5, [(X, 5)] * 20, [None] * 20),
+    "it repeats although each attempt gains a step": (
+        3, 10, [(_raised(f"bad step {step}"), step) for step in (11, 12, 13)],
+        [None, None, "3 attempts in a row failed in the same way within 3 steps (newest step 13)"],
+    ),
+    "one failure repeats nothing": (1, 10, [(X, 11), (X, 12)], [None, ...]),
+    "what differs does not repeat": (2, 10, [(X, 11), (Y, 12), (X, 13), (Y, 14), (X, 15)], [None] * 5),
+    "nor what is far apart": (2, 10, [(X, 10 * number) for number in range(2, 12)], [None] * 10),
+    "deaths can't be told apart": (2, 10, _failed(*range(11, 30)), [None] * 19),
+    "a death between": (2, 10, [(X, 11), (FAILED, 12), (X, 13), (FAILED, 14), (X, 15)], [None] * 5),
+    "an interruption between hides nothing": (2, 10, [(X, 11), (INTERRUPTED, 11), (X, 12)], [None, None, ...]),
+    "interruptions do not count": (
+        2, 5, [(INTERRUPTED, 5), (FAILED, 5), (INTERRUPTED, 5), (INTERRUPTED, 5), (FAILED, 5)], [None] * 4 + [...],
+    ),
+    "unknown progress is none": (2, None, [(FAILED, None)] * 2, [None, ...]),
+    "what is final": (-1, 5, [(FINAL, 9)], ["trying again cannot help"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_when_the_launcher_gives_up(case: str) -> None:
+    limit, base, given, expected = ANSWERS[case]
+    answers = _run(limit, base, given)
+    assert [... if wanted is ... and answer else answer for answer, wanted in zip(answers, expected, strict=True)] == expected
 
 
 def test_what_failed_before_another_kind_of_group_does_not_count() -> None:
@@ -66,71 +100,10 @@ def test_what_failed_before_another_kind_of_group_does_not_count() -> None:
     assert policy.ended(_raised("the same"), lambda: 5, 3.0) is not None
 
 
-def test_steps_after_a_rollback_are_new() -> None:
-    answers = _run(3, 0, [(FAILED, 1000), (FAILED, 500), (FAILED, 700), (FAILED, 900)])
-    assert answers == [None] * 4
-    answers = _run(3, 0, [(FAILED, 1000), (FAILED, 500), (FAILED, 500), (FAILED, 500)])
-    assert answers[-1] == "3 failed attempts in a row without a new step (newest step 500)"
-
-
-def test_a_run_that_fails_before_its_first_step() -> None:
-    assert _run(2, -1, [(FAILED, -1), (FAILED, -1)]) == [None, "2 failed attempts in a row without a new step (no step yet)"]
-
-
-@pytest.mark.parametrize(("limit", "first"), [(0, "max_failures is 0"), (1, "1 failed attempt without a new step (newest step 5)")])
-def test_small_limits(limit: int, first: str) -> None:
-    assert _run(limit, 5, [(FAILED, 5)]) == [first]
-
-
-def test_no_failure_is_allowed_with_zero_even_with_progress() -> None:
-    assert _run(0, 5, [(FAILED, 9)]) == ["max_failures is 0"]
-    assert _run(1, 5, [(FAILED, 9)]) == [None]
-
-
-def test_never_gives_up() -> None:
-    assert _run(-1, 5, [(FAILED, 5)] * 20) == [None] * 20
-    assert _run(-1, 5, [(_raised("x"), 5)] * 20) == [None] * 20
-
-
-def test_a_failure_that_repeats_ends_the_run_although_each_attempt_gains_a_step() -> None:
-    answers = _run(3, 10, [(_raised("bad step 11"), 11), (_raised("bad step 12"), 12), (_raised("bad step 13"), 13)])
-    assert answers == [None, None, "3 attempts in a row failed in the same way within 3 steps (newest step 13)"]
-    assert _run(1, 10, [(_raised("x"), 11), (_raised("x"), 12)])[0] is None, "one failure repeats nothing"
-    assert _run(1, 10, [(_raised("x"), 11), (_raised("x"), 12)])[1] is not None
-
-
-def test_what_differs_or_is_far_apart_does_not_repeat() -> None:
-    different = [(_raised("x"), 11), (_raised("y"), 12), (_raised("x"), 13), (_raised("y"), 14), (_raised("x"), 15)]
-    assert _run(2, 10, different) == [None] * 5
-    assert _run(2, 10, [(_raised("x"), 10 * number) for number in range(2, 12)]) == [None] * 10
-    assert _run(2, 10, [(FAILED, 10 + number) for number in range(1, 20)]) == [None] * 19, "deaths can't be told apart"
-    between = [(_raised("x"), 11), (FAILED, 12), (_raised("x"), 13), (FAILED, 14), (_raised("x"), 15)]
-    assert _run(2, 10, between) == [None] * 5
-
-
-def test_an_interruption_between_does_not_hide_a_repetition() -> None:
-    answers = _run(2, 10, [(_raised("x"), 11), (INTERRUPTED, 11), (_raised("x"), 12)])
-    assert [answer is None for answer in answers] == [True, True, False]
-
-
 def test_numbers_and_addresses_make_no_difference() -> None:
     first, second = (ValueError(f"loss 1.{n}e-5 is nan at step {n}: <object at 0x7f{n}>") for n in (1, 23))
     assert signature_of(first) == signature_of(second)
     assert signature_of(first) != signature_of(KeyError(str(first)))
-
-
-def test_interruptions_do_not_count() -> None:
-    answers = _run(2, 5, [(INTERRUPTED, 5), (FAILED, 5), (INTERRUPTED, 5), (INTERRUPTED, 5), (FAILED, 5)])
-    assert answers[:4] == [None] * 4
-    assert answers[4] is not None
-
-
-def test_unknown_progress_is_no_progress() -> None:
-    assert _run(2, None, [(FAILED, None), (FAILED, None)])[1] is not None
-
-
-def test_final_errors_end_at_once() -> None:
-    assert _run(-1, 5, [(FINAL, 9)]) == ["trying again cannot help"]
 
 
 def test_waiting_for_room_has_a_deadline_and_does_not_count() -> None:

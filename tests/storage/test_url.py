@@ -92,6 +92,7 @@ def test_run_hash(tmp_path: Path):
     assert len(names) == 1
     assert len(names.pop()) == 16
     assert run_hash(tmp_path, "lm") != run_hash(tmp_path, "lm2") != run_hash(tmp_path / "lm2", "")
+    assert run_hash(tmp_path / "one", "lm") != run_hash(tmp_path / "other", "lm"), "runs of one name in two places"
     assert run_hash("gs://bucket/lm", "lm") == run_hash("gs://bucket/lm/", "lm")
 
 
