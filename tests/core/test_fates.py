@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from raystate.core.formats.entries import Fact, lost_saves
+from raystate.core.formats.entries import MOST_FACTS, Fact, lost_saves
 from raystate.core.formats.log import next_entry
 from raystate.core.formats.messages import (
     Append,
@@ -247,6 +247,16 @@ def test_a_base_whose_pieces_are_gone_with_its_coordinator_is_passed_over():
     driver.tick(1.0)
     (reply,) = driver.replies(FlushReply)
     assert reply.lost == (SnapshotId("1.1.g", 4),)
+
+
+def test_every_rank_may_delete_an_old_step():
+    """Its fact is not among the newest that an entry keeps."""
+    retired = tuple(Fact(SnapshotId("1.1.x", step), "retention") for step in range(2000, 2000 + MOST_FACTS))
+    driver = Driver(tail=replace(history(1000, 3000), retired=retired), dead=(1,))
+    for _ in AB:
+        driver.delete(1000)
+        driver.tick(1.0)
+    assert len(driver.replies(FlushReply)) == 2
 
 
 def test_what_was_given_up_is_logged_although_a_removal_waits_for_a_pin():

@@ -110,6 +110,16 @@ def test_a_group_that_still_restores_is_ended_too():
     driver.said(r"no step to stop at together, not all ranks train yet: the node of rank 1")
 
 
+def test_agreed_and_too_slow_the_newest_in_memory_becomes_durable():
+    driver = training()
+    leaving(driver, "b", 20.0)
+    driver.agree(at=5)
+    driver.tick(10.1)
+    assert driver.core.journal.published == (4,)
+    confirmed = driver.proposal
+    assert confirmed.state == "confirmed"  # who reaches it in time still stops there
+
+
 def test_who_still_runs_when_the_node_has_to_be_gone_is_ended():
     driver = training()
     leaving(driver, "b", 20.0)
