@@ -78,7 +78,7 @@ test-timed: $(STAMP)
 	$(PYTEST) -rP $(TIMED) $(ARGS)
 
 # All of it, and every kind of death in every phase of a save, the deaths that meet, every topology to every other, failing
-# buckets, every crash point, 30,000 sequences of calls, arrays under meshes that are set: hours.
+# buckets and disks, every crash point, 30,000 sequences of calls, arrays under meshes that are set: hours.
 test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests $(filter-out %=tests/compat,$(LATER)) $(addprefix --ignore=,tests/model tests/cluster) $(ARGS)

@@ -54,3 +54,8 @@ def test_gpt2_of_ray_with_a_dataset(groups: Any) -> None:
     from tests.programs.gpt2 import dataset
 
     check(*groups(fit_with_callback, "gpt2", ranks=2, devices=1, datasets={"train": dataset()}))
+
+
+@pytest.mark.long
+def test_gemma_on_fsdp_x_tensor(groups: Any) -> None:
+    check(*groups(fit, "gemma", ranks=2, devices=2))
