@@ -46,7 +46,6 @@ from ray.train.v2.api.preemption import PreemptionInfo
 import raystate
 from raystate.actors import release as release_module
 from raystate.actors.blame import raised
-from raystate.actors.draining import draining_nodes
 from raystate.cli import story
 from raystate.config import StateConfig
 from raystate.core.launcher.elastic import Sizes
@@ -220,18 +219,6 @@ def test_a_group_without_a_place_has_no_failures_of_its_own(monkeypatch: pytest.
     assert decided == ["interrupted", "waiting"]
 
 
-def test_rays_own_limits_are_all_off() -> None:
-    failure = FailureConfig(max_failures=3)
-    for limit in ("max_preemption_failures", "controller_failure_limit"):
-        if hasattr(failure, limit):
-            setattr(failure, limit, 0)
-    run = launch._run_config(RunConfig(failure_config=failure), RayTrainCallback(CONFIG), on_cpu=True)
-    limits = [
-        getattr(run.failure_config, name, -1) for name in ("max_failures", "max_preemption_failures", "controller_failure_limit")
-    ]
-    assert limits == [-1, -1, -1]
-
-
 def test_ctrl_c_is_the_callers_again_after_fit() -> None:
     """Ray Train's handler stayed, which ends the process at the third as if all were well."""
     before = signal.getsignal(signal.SIGINT)
@@ -361,7 +348,6 @@ def test_waiting_for_a_listener() -> None:
 
 
 def test_the_users_run_config_is_completed_and_left_alone() -> None:
-    from ray.train import FailureConfig, RunConfig
     from ray.train.v2.api.callback import UserCallback
 
     own = UserCallback()
@@ -370,6 +356,10 @@ def test_the_users_run_config_is_completed_and_left_alone() -> None:
         worker_runtime_env={"env_vars": {"A": "1"}, "working_dir": "w"},
         failure_config=FailureConfig(max_failures=7, preemption_grace_s=3.0),
     )
+    limits = ("max_preemption_failures", "controller_failure_limit")  # not every Ray has them
+    for limit in limits:
+        if hasattr(theirs.failure_config, limit):
+            setattr(theirs.failure_config, limit, 0)
     ours = RayTrainCallback(CONFIG)
     run = launch._run_config(theirs, ours, on_cpu=True)
     assert run.callbacks == [own, ours]
@@ -380,6 +370,7 @@ def test_the_users_run_config_is_completed_and_left_alone() -> None:
     assert run.failure_config is not None
     assert theirs.failure_config is not None
     assert (run.failure_config.max_failures, run.failure_config.preemption_grace_s) == (-1, 3.0)
+    assert {getattr(run.failure_config, limit, -1) for limit in limits} == {-1}, "Ray's own limits are all off"
     assert (theirs.callbacks, theirs.failure_config.max_failures) == ([own], 7)
     assert theirs.worker_runtime_env == {"env_vars": {"A": "1"}, "working_dir": "w"}
 
@@ -404,7 +395,7 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
     import sys
 
     from ray import cloudpickle
-    from ray.train import RunConfig, ScalingConfig
+    from ray.train import ScalingConfig
     from ray.train.v2.jax import JaxTrainer
 
     monkeypatch.delenv(constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, raising=False)
@@ -579,16 +570,6 @@ def test_a_training_function_may_end_with_sys_exit(code: Any) -> None:
     for bad in (1, "the data are gone"):
         with pytest.raises(SystemExit):
             launch._entry(functools.partial(sys.exit, bad))()
-
-
-def test_outcome_is_a_value() -> None:
-    outcome = callback_module.Outcome(1, {"step": 2})
-    assert dataclasses.replace(outcome, restarts=()).value == 1
-
-
-def test_ray_says_which_nodes_it_drains(ray_cluster: Any) -> None:
-    """What is drained, and until when, is tests/cluster/test_preemption.py's."""
-    assert draining_nodes() == {}
 
 
 def test_the_coordinator_hears_once_of_nodes_that_are_new_to_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from raystate.core.formats.errors import CorruptCheckpointError, StorageError
 from raystate.legacy import LegacyDirectory
 from raystate.storage import Storage, open_storage
 from tests.storage.backends import gcs_backend
-from tests.storage.interrupted import Interrupted
+from tests.storage.interrupted import Failing, Interrupted
 
 TREE = {"a": jnp.arange(4.0), "b": [np.arange(3), 5], "name": "x"}
 OTHER = {"a": jnp.ones(4), "b": [np.zeros(3, np.int64), 6], "name": "y"}
@@ -88,27 +88,6 @@ def test_a_save_that_died_on_gcs_is_not_seen_and_can_be_repeated(bucket: Storage
     assert folders(bucket) == ["checkpoint_2/"]
 
 
-class Failing:
-    """The nth change of a bucket's objects fails, before or after it took place; or it is Ctrl-C."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, kind: type[Storage], nth: int, error: BaseException, *, after: bool):
-        self.left = nth
-        for operation in ("create", "delete", "delete_all"):
-            patch.setattr(kind, operation, self._failing(getattr(kind, operation), error, after=after))
-        patch.setattr(flax_writing, "write_item", self._failing(flax_writing.write_item, error, after=after))
-
-    def _failing(self, whole: Callable[..., Any], error: BaseException, *, after: bool) -> Callable[..., Any]:
-        def call(*arguments: Any, **rest: Any) -> Any:
-            self.left -= 1
-            if self.left == -1:
-                if after:
-                    whole(*arguments, **rest)
-                raise error
-            return whole(*arguments, **rest)
-
-        return call
-
-
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     "error", [StorageError("503"), pytest.param(KeyboardInterrupt(), marks=pytest.mark.long)], ids=["503", "ctrl-c"]
@@ -131,7 +110,8 @@ def test_an_overwrite_that_fails_on_gcs_leaves_a_whole_one(
     before = contents(bucket)
     while failing is None or failing.left < 0:
         with monkeypatch.context() as patch:
-            failing = Failing(patch, type(bucket), nth, error, after=after)
+            changing = [(type(bucket), name) for name in ("create", "delete", "delete_all")]
+            failing = Failing(patch, [*changing, (flax_writing, "write_item")], nth, error, after=after)
             with contextlib.suppress(type(error)):
                 save(OTHER, 3, as_tree=second)
         found = contents(bucket)

@@ -7,15 +7,14 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from raystate.core.formats.errors import StorageError
 from raystate.storage import ObjectExistsError, Storage, StorageWrapper, new_folder, open_storage, posix, put_back, replace_tree
 from raystate.storage.placing import TEMPORARY
+from tests.storage.interrupted import Failing
 from tests.storage.test_placing import tree, write
 
 NO_EXCHANGE = OSError(22, "Invalid argument")
@@ -25,37 +24,7 @@ class DeadError(BaseException):
     """The process is gone: nothing that it would do to clean up takes place."""
 
 
-class Failing:
-    """From the nth operation on that changes something, all of them fail, or one of them; before or after it took place.
-
-    Args:
-        lasting: so many fail.
-    """
-
-    def __init__(self, patch: pytest.MonkeyPatch, nth: int, error: BaseException, *, after: bool, lasting: int):
-        self.left = nth
-        self._error = error
-        self._after = after
-        self._lasting = lasting
-        for place, name in (
-            (os, "rename"),
-            (os, "link"),
-            (posix, "exchange"),
-            (posix, "fsync"),
-            (posix, "remove_tree"),
-        ):
-            patch.setattr(place, name, self._failing(getattr(place, name)))
-
-    def _failing(self, whole: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **rest: Any) -> Any:
-            self.left -= 1
-            if -self._lasting <= self.left < 0:
-                if self._after and self.left == -1:
-                    whole(*arguments, **rest)
-                raise self._error
-            return whole(*arguments, **rest)
-
-        return call
+CHANGING = [(os, "rename"), (os, "link"), (posix, "exchange"), (posix, "fsync"), (posix, "remove_tree")]
 
 
 @pytest.fixture(params=["exchange", "no exchange"])
@@ -91,7 +60,7 @@ def test_the_old_or_the_new_one_whatever_fails(tmp_path: Path, exchanges: bool, 
         write(open_storage(root), "one", b"1")
         said: BaseException | None = None
         with pytest.MonkeyPatch.context() as patch:
-            failing = Failing(patch, nth, error, after=after, lasting=lasting)
+            failing = Failing(patch, CHANGING, nth, error, after=after, lasting=lasting)
             try:
                 write(open_storage(root), "one", b"2", overwrite=True)
             except (StorageError, DeadError) as raised:
