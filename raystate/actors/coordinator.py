@@ -321,7 +321,7 @@ class CoordinatorActor:
         end_s = time.monotonic() + within_s
         leaving: frozenset[HostId] = frozenset()
         with contextlib.suppress(TimeoutError):
-            looked = service.look(lambda machine, _: machine.notices.hosts)
+            looked = service.look(lambda machine, _: machine.agreement.notices.hosts)
             leaving = await asyncio.wait_for(asyncio.wrap_future(looked), within_s)
         while not (told := service.ledger.ends(group)).has(dead) and time.monotonic() < end_s:
             await asyncio.sleep(SOON_S)

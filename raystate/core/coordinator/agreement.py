@@ -16,6 +16,7 @@ from typing import Literal
 from raystate.core.coordinator.context import Context
 from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
+from raystate.core.coordinator.notices import Notices
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.formats.messages import Proposal, TrainerWord
@@ -53,6 +54,7 @@ class Agreement:
         self.joins = joins
         self.journal = journal
         self.snapshots = snapshots
+        self.notices = Notices(context, joins)
         self._counter = 0
         self._tries = 0
         self._group: Group | None = None
@@ -97,6 +99,8 @@ class Agreement:
 
     def turn(self) -> None:
         """Go on as far as the ranks' answers and the time allow."""
+        for reason, within_s in self.notices.news():
+            self.stop(reason, within_s, self.joins.group)
         self._go_on()
         self._look_at_time()
 

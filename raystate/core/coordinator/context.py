@@ -28,7 +28,7 @@ class Context:
     attempt: int = 0
     replies: dict[Ask, Reply] = field(default_factory=dict[Ask, Reply])
     ranks: int = 1  # of the newest group
-    open_asks: dict[Ask, None] = field(default_factory=dict[Ask, None])  # that have no reply yet
+    open_asks: dict[Ask, type] = field(default_factory=dict[Ask, type])  # what has no reply yet -> which event asked
 
     def log(self, level: Any, text: str) -> None:
         """Write a line into the process's log."""

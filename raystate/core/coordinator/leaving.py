@@ -39,7 +39,6 @@ class Leaving:
         journal: Journal,
         saves: Saves,
         snapshots: Snapshots,
-        promises: Promises,
     ):
         self.context = context
         self.memory = memory
@@ -48,7 +47,7 @@ class Leaving:
         self.saves = saves
         self.snapshots = snapshots
         self.phase: Phase = "open"
-        self._promises = promises
+        self.promises = Promises(context, memory, joins, journal, saves, snapshots)
         self._fresh_reports = FreshReports(context, memory, snapshots)
         self._asks = Barrier()
         self._group: Group | None = None  # None: a release, no rank is asked
@@ -143,7 +142,7 @@ class Leaving:
         """Why other promised steps are not durable, each once."""
         if self._group is None:
             return self._texts_of_release(told)
-        fates = self._promises.fates()
+        fates = self.promises.fates()
         return tuple(dict.fromkeys(text for one in self._left.values() for text in fates.late(one, but=told)))
 
     def _texts_of_release(self, told: int = -1) -> tuple[str, ...]:
@@ -162,7 +161,8 @@ class Leaving:
         return tuple(of_step(step, why) for step, why in sorted(texts.items()))
 
     def turn(self) -> None:
-        """Go on as far as what is known and the time allow."""
+        """Answer ranks that wait for what they were promised, and go on as far as what is known and the time allow."""
+        self.promises.answer()
         self._go_on()
         self._look_at_deadlines()
 
@@ -288,7 +288,7 @@ class Leaving:
         self.phase = "finished"
         step = self.journal.durable_step
         self.context.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
-        fates = self._promises.fates()
+        fates = self.promises.fates()
         told: dict[str, None] = {}
         for rank, asks in sorted(self._asks.asks.items()):
             event = self._left.get(rank)  # a release has no rank

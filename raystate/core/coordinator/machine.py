@@ -5,9 +5,9 @@
     group       who trains (joins, lineages, ends)      memory, snapshots  what hosts hold; advice to them
     journal     entries of the log and their intents    saves              from a complete snapshot to its commit
     recovery    what a group restores                   agreement          all ranks act at the same step
-    notices     hosts that are to go away               hangs              who makes no step any more
-    promises    flush                                   absence            hosts that are away for a moment
-    leaving     close, release                          withdrawals        steps that leave the log on demand
+    leaving     flush, close, release                   withdrawals        steps that leave the log on demand
+
+Some have parts of their own, such as the agreement's notices (hosts that are to go away) and the snapshots' laggards.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from typing import Any
 from raystate.core.coordinator.agreement import Agreement
 from raystate.core.coordinator.context import Context
 from raystate.core.coordinator.group import Joins
-from raystate.core.coordinator.hangs import Hangs
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.leaving import Leaving
 from raystate.core.coordinator.memory import Memory
-from raystate.core.coordinator.notices import Notices
-from raystate.core.coordinator.promises import Promises
 from raystate.core.coordinator.recovery import Restores
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
@@ -83,10 +80,7 @@ class Coordinator:
         self.withdrawals = Withdrawals(context, self.memory, self.joins, self.journal, self.saves)
         self.recovery = Restores(context, self.snapshots, self.withdrawals)
         self.agreement = Agreement(context, self.joins, self.journal, self.saves, self.snapshots)
-        self.notices = Notices(context, self.joins, self.agreement)
-        self.promises = Promises(context, self.memory, self.joins, self.journal, self.saves, self.snapshots)
-        self.hangs = Hangs(context, self.joins, self.saves, self.promises)
-        self.leaving = Leaving(context, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.promises)
+        self.leaving = Leaving(context, self.memory, self.joins, self.journal, self.saves, self.snapshots)
         self.journal.editors = {
             "commit": self.saves,
             "retention": self.saves,
@@ -105,7 +99,7 @@ class Coordinator:
             TrainerExited: self.joins.exited,
             RestoreAsked: self.recovery.asked,
             RestoreTried: self.recovery.tried,
-            FlushAsked: self.promises.flush_asked,
+            FlushAsked: self.leaving.promises.flush_asked,
             LeaveAsked: self.leaving.leave_asked,
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.withdrawals.delete_asked,
@@ -209,7 +203,7 @@ class Coordinator:
             if self.leaving.is_finished():  # by one that waited for the claim before this one did
                 self._context.fail([ask], "StaleAttemptError", "the run has been released", released=True)
                 return
-            self._context.open_asks[ask] = None
+            self._context.open_asks[ask] = type(event)
         elif self.leaving.is_finished():
             return
         self._handlers[type(event)](event)
@@ -217,9 +211,9 @@ class Coordinator:
     def _settle(self) -> None:
         """Let every part look at what is known and at the time, until a round gives no command.
 
-        The order, in each round: saves begin; recovery, notices and agreement go on; those that
-        wait for durability or for the end are answered; the journal gives the entries that all of
-        these want; advice tells the hosts. Each part reads what the parts before it have left, and
+        The order, in each round: saves begin; recovery and agreement go on; those that wait for
+        durability or for the end are answered; the journal gives the entries that all of these
+        want; advice tells the hosts. Each part reads what the parts before it have left, and
         asks only the journal (which comes last) for entries. What a round has changed without a
         command, an earlier part sees with the next event; `Tick` comes several times a second.
         """
@@ -234,9 +228,7 @@ class Coordinator:
             self.joins.turn()
             self.saves.turn()
             self.recovery.turn()
-            self.notices.turn()
             self.agreement.turn()
-            self.promises.turn()
             self.withdrawals.turn()
             self.leaving.turn()
             self.journal.turn()
@@ -279,7 +271,7 @@ class Coordinator:
     # ---------------------------------------------------------------- small ones
 
     def _host_down(self, event: HostDown) -> None:
-        self.notices.down(event)
+        self.agreement.notices.down(event)
         self.snapshots.host_down(event)
 
     def _joined(self, event: Joined) -> None:
@@ -292,7 +284,7 @@ class Coordinator:
 
     def _stop_asked(self, event: StopAsked) -> None:
         if event.host is not None:
-            self.notices.leaving(event.host, event)
+            self.agreement.notices.leaving(event.host, event)
             return
         group = self.joins.group
         if event.group and (group is None or not group.alive or group.name != event.group or self.leaving.phase != "open"):
@@ -319,5 +311,4 @@ class Coordinator:
 
     def _tick(self, _: Tick) -> None:
         self._give_up_waiting()
-        self.hangs.tick()
         self.snapshots.tick()

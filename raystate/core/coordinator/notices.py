@@ -1,12 +1,11 @@
-"""Hosts that were announced to go away: the trainers there are asked to stop in time."""
+"""Hosts that were announced to go away: for which worker group that is a reason to stop in time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.coordinator.agreement import Agreement
 from raystate.core.coordinator.context import Context, brief, ranks_text
-from raystate.core.coordinator.group import Group, Joins
+from raystate.core.coordinator.group import Joins
 from raystate.core.formats.messages import HostDown, HostId, StopAsked
 from raystate.waits import MOMENT_S, OVERDUE_S
 
@@ -21,16 +20,15 @@ class _End:
 
 
 class Notices:
-    """Asks each worker group with ranks on such a host to stop, once for each of these hosts.
+    """Names such a host once to each worker group that has ranks there.
 
     A host is told of many times, perhaps by several (Ray, the cloud, its own process): its earliest end counts. One that outlives it
     is as good as any other again.
     """
 
-    def __init__(self, context: Context, joins: Joins, agreement: Agreement):
+    def __init__(self, context: Context, joins: Joins):
         self.context = context
         self.joins = joins
-        self.agreement = agreement
         self._ends: dict[HostId, _End] = {}
 
     @property
@@ -59,24 +57,22 @@ class Notices:
                 self.context.log("warning", f"host {host} was to go away {OVERDUE_S:.0f} s ago, and is still there: {end.why}")
             del self._ends[host]
 
-    def turn(self) -> None:
-        """Ask the present group, if it has ranks on such a host and has not been asked because of that one.
+    def news(self) -> list[tuple[str, float]]:
+        """(why, within which seconds) the present group is to stop, which it was not told before.
 
-        After a host's end only a group is asked that runs there since before: the next one may have been started because it stays.
+        After a host's end only a group hears of it that runs there since before: the next one may have been started because it stays.
         A host that should have gone long ago is forgotten.
         """
         self._forget_overdue()
         group = self.joins.group
         if not self._ends or group is None or not group.alive:
-            return
+            return []
+        found: list[tuple[str, float]] = []
         for host in sorted(self._ends.keys() & group.hosts.values()):
             end = self._ends[host]
             if end.asked is None or (end.asked != group.name and self.context.now_s < end.until_s):
                 end.asked = group.name
-                self._ask(host, end, group)
-
-    def _ask(self, host: HostId, end: _End, group: Group) -> None:
-        ranks = [rank for rank, one in sorted(group.hosts.items()) if one == host]
-        reason = brief(f"the node of {ranks_text(ranks, group.hosts)} goes away: {end.why}")
-        within_s = max(0.0, end.until_s - self.context.now_s)
-        self.agreement.stop(reason, within_s, group)
+                ranks = [rank for rank, one in sorted(group.hosts.items()) if one == host]
+                why = brief(f"the node of {ranks_text(ranks, group.hosts)} goes away: {end.why}")
+                found.append((why, max(0.0, end.until_s - self.context.now_s)))
+        return found

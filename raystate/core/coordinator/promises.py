@@ -80,7 +80,7 @@ class Promises:
             keys = frozenset((*event.promised, *(key for key, _ in event.broken)))
             self._waiting.setdefault(keys, {}).setdefault(event.ask, (event, self._context.now_s))
 
-    def turn(self) -> None:
+    def answer(self) -> None:
         """Answer those whose promises are all settled, whose group is gone, or who have waited long enough."""
         if not self._waiting:
             return
@@ -90,7 +90,7 @@ class Promises:
             for ask in [
                 ask for ask, (event, since_s) in asks.items() if not self._has_to_wait(event, since_s, fates, is_open=is_open)
             ]:
-                self._answer(ask, *asks.pop(ask), fates)
+                self._tell(ask, *asks.pop(ask), fates)
             if not asks:
                 del self._waiting[keys]
 
@@ -101,7 +101,7 @@ class Promises:
             return False
         return is_open or not fates.is_heard(event)
 
-    def _answer(self, ask: Ask, event: FlushAsked, since_s: float, fates: Fates) -> None:
+    def _tell(self, ask: Ask, event: FlushAsked, since_s: float, fates: Fates) -> None:
         waited_s = self._context.now_s - since_s
         undecided, errors, lost = fates.unfinished(event)
         if event.wait:
@@ -114,11 +114,6 @@ class Promises:
         durable_step = self._journal.durable_step
         reply = FlushReply(durable_step=durable_step, errors=tuple(errors), lost=tuple(lost), undecided=tuple(undecided))
         self._context.answer(ask, reply)
-
-    @property
-    def waiting(self) -> int:
-        """How many wait."""
-        return sum(map(len, self._waiting.values()))
 
     # ---------------------------------------------------------------- what became of them
 

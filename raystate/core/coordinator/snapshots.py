@@ -43,7 +43,7 @@ class Snapshots:
         self.joins = joins
         self.journal = journal
         self.saves = saves
-        self._laggards = Laggards(context, joins)
+        self._laggards = Laggards(context, joins, saves)
         self.copying = Copying(context, memory, joins)
         self.stable: tuple[int, int] = NOWHERE  # places in the present lineage
         self.dead: set[tuple[int, int]] = set()
@@ -346,7 +346,8 @@ class Snapshots:
     # ---------------------------------------------------------------- time
 
     def tick(self) -> None:
-        """Count silent hosts as down, and look whether some ranks have stopped saving."""
+        """Count silent hosts as down, and look whether ranks have stopped saving, or stand still."""
+        self._laggards.standing_still()
         now_s, settings = self.context.now_s, self.context.settings
         for view in self.memory.views:
             if view.up and now_s - view.heard_s >= settings.host_timeout_s:
@@ -357,5 +358,5 @@ class Snapshots:
         if self.gathering and now_s >= self.gather_until_s:
             self.context.log("warning", f"hosts {named(sorted(self.gathering))} have not reported; going on without them")
             self.gathering = set()
-        if self.failure is None and (failure := self._laggards.look()) is not None:
+        if self.failure is None and (failure := self._laggards.not_saving()) is not None:
             self.fail(failure)
