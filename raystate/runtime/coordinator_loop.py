@@ -42,7 +42,6 @@ from raystate.core.formats.messages import (
     Log,
     Reply,
     Settings,
-    Superseded,
     Tick,
     Write,
 )
@@ -334,9 +333,9 @@ class CoordinatorLoop:
                 self._storing.carry_out(command)
             case Log(level=level, text=text):
                 logger.log(getattr(logging, level.upper()), "%s", text)
-            case Finish(reason=reason):
+            case Finish(by_attempt=None, reason=reason):
                 self._finish(reason)
-            case Superseded():
+            case Finish():
                 self._superseded(command)
             case _:
                 assert_never(command)
@@ -357,7 +356,7 @@ class CoordinatorLoop:
             self._recorder.close()
         self._on_end(reason)
 
-    def _superseded(self, end: Superseded) -> None:
+    def _superseded(self, end: Finish) -> None:
         if not end.by_stranger and self._on_crash is not None:
             self._crash(self._on_crash)
             return

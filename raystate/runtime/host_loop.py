@@ -22,7 +22,6 @@ from raystate.core.formats.host_messages import (
     Disconnected,
     Empty,
     EndCopy,
-    Examine,
     Examined,
     FetchCopy,
     FillCopy,
@@ -32,13 +31,24 @@ from raystate.core.formats.host_messages import (
     HostEvent,
     Kill,
     Place,
-    Refuse,
     Remember,
     RemoveSet,
     Speak,
-    Tell,
 )
-from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, Staged, Tick, Write
+from raystate.core.formats.messages import (
+    Advice,
+    Copy,
+    EndTrainers,
+    Event,
+    Failure,
+    HostId,
+    HostReported,
+    Invalidate,
+    Staged,
+    Tick,
+    TrainerExited,
+    Write,
+)
 from raystate.core.host.machine import Host
 from raystate.orbax.kv import bytes_written
 from raystate.runtime import stacks
@@ -242,26 +252,25 @@ class HostLoop:
 
     def _carry_out(self, command: HostCommand) -> None:
         match command:
-            case Tell(event=event):
-                self._tell(event)
+            case HostReported() | TrainerExited():
+                self._tell(command)
             case Speak():
                 self._store.speak(command)
             case Empty():
                 self._store.empty(command)
             case Remember():
                 self._store.remember(command)
-            case Examine():
-                threading.Thread(target=self._examine, args=(command,), name="raystate-stacks", daemon=True).start()
-            case Kill(pid=pid, rank=rank, reason=reason):
-                logger.warning("ending trainer rank %d (pid %d): %s", rank, pid, reason)
-                self._kill(pid, rank)
+            case Kill(examine=None):
+                self._end(command)
+            case Kill():
+                threading.Thread(target=self._end, args=(command,), name="raystate-stacks", daemon=True).start()
+            case Hold(order=Write(), refused=Failure(error=error, message=message, details=details)):
+                self._answer = error_from_name(error, message, details)
             case Hold(places=places, order=order):
                 if order is None:
                     self.serving.places = places
                 else:
                     self._answer = self._saves[order.save] = self._writers.submit(self._write, order, places)
-            case Refuse(order=order, error=error, message=message):
-                self._answer = error_from_name(error, message, {"step": order.step, "host": self._host})
             case FetchCopy() | FillCopy() | EndCopy():
                 self._copier.carry_out(command)
             case RemoveSet(index=index, trainer=trainer):
@@ -270,8 +279,11 @@ class HostLoop:
             case _:
                 assert_never(command)
 
-    def _examine(self, command: Examine) -> None:
-        self._order(Examined(connection=command.connection, stack=stacks.take(self.arena.path, command.pid)))
+    def _end(self, command: Kill) -> None:
+        if command.examine is not None:
+            self._order(Examined(connection=command.examine, stack=stacks.take(self.arena.path, command.pid)))
+        logger.warning("ending trainer rank %d (pid %d): %s", command.rank, command.pid, command.reason)
+        self._kill(command.pid, command.rank)
 
     def _order(self, event: HostEvent) -> None:
         with self._lock:

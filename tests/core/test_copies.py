@@ -13,7 +13,6 @@ from raystate.core.formats.host_messages import (
     FillCopy,
     Place,
     SetFound,
-    Tell,
 )
 from raystate.core.formats.messages import (
     Advise,
@@ -67,7 +66,7 @@ def filling() -> tuple[Host, int]:
 
 
 def reports(commands: list[Any]) -> list[HostSummary]:
-    return [one.event.summary for one in commands if isinstance(one, Tell) and isinstance(one.event, HostReported)]
+    return [one.summary for one in commands if isinstance(one, HostReported)]
 
 
 def test_a_copy_counts_from_its_header_on():

@@ -19,17 +19,16 @@ from raystate.core.formats.host_messages import (
     HostEvent,
     Kill,
     Place,
-    Refuse,
     Remember,
     RemoveSet,
     SetFound,
     SetRead,
     Speak,
-    Tell,
 )
 from raystate.core.formats.messages import (
     Advice,
     EndTrainers,
+    Failure,
     HostId,
     HostReported,
     HostSummary,
@@ -122,8 +121,11 @@ class Node:
     def report(self) -> HostSummary:
         """A fresh one."""
         self.now_s += HEARTBEAT_S
-        told = [one.event for one in self.send(Tick()) if isinstance(one, Tell)]
+        told = [one for one in self.send(Tick()) if isinstance(one, HostReported | TrainerExited)]
         return [one.summary for one in told if isinstance(one, HostReported)][-1]
+
+    def refusals(self) -> list[Failure]:
+        return [one.refused for one in self.took(Hold) if one.refused is not None]
 
     def took(self, kind: type[C]) -> list[C]:
         """The commands of this kind so far; they are forgotten."""
@@ -212,10 +214,10 @@ def test_a_restarted_host_still_knows_what_was_given_up_and_what_was_proposed():
 def test_the_first_report_says_all_that_lies_there():
     """A restore that waits for it takes what it leaves out for gone."""
     node = adopted(piece(5))
-    assert not [one for one in node.took(Tell) if isinstance(one.event, HostReported)], "there may be more"
+    assert not node.took(HostReported), "there may be more"
     node.send(SetFound(index=1, trainer="", word=word(9, done=(0,)), contents=(piece(5, rank=1),)))
     node.send(Tick())
-    (told,) = [one.event for one in node.took(Tell) if isinstance(one.event, HostReported)]
+    (told,) = node.took(HostReported)
     assert [one.rank for one in told.summary.staged] == [0, 1]
 
 
@@ -237,7 +239,7 @@ def test_orders_of_a_superseded_attempt_are_ignored():
     node.send(invalidate(attempt=1))
     assert node.took(Remember) == []
     node.send(Write(host=A, save=SaveId("a1k1"), lineage="1.2.x", step=5, ranks=(0,)))
-    assert [one.error for one in node.took(Refuse)] == ["StaleAttemptError"]
+    assert [one.error for one in node.refusals()] == ["StaleAttemptError"]
     node.send(EndTrainers(host=A, lineage="1.2.x", reason="now", attempt=2))
     assert [(one.pid, one.reason) for one in node.took(Kill)] == [(7, "now")]
 
@@ -246,14 +248,14 @@ def test_a_save_is_executed_once():
     node = adopted(piece(5))
     order = Write(host=A, save=SaveId("a1k2"), lineage="1.2.x", step=5, ranks=(0,))
     assert [one.places for one in node.send(order) if isinstance(one, Hold)] == [(Place(rank=0, index=0, slot=0),)]
-    assert [type(one) for one in node.send(order) if not isinstance(one, Tell)] == []
+    assert [type(one) for one in node.send(order) if not isinstance(one, HostReported)] == []
     assert node.host.is_needed(0), "its bytes are being written"
     node.send(HoldEnded(reader=order.save))
-    assert [type(one) for one in node.send(order) if not isinstance(one, Tell)] == []
+    assert [type(one) for one in node.send(order) if not isinstance(one, HostReported)] == []
     node.send(replace(order, save=SaveId("a1k1")))
-    assert [one.error for one in node.took(Refuse)] == ["StepNotFoundError"], "an older one has come late"
+    assert [one.error for one in node.refusals()] == ["StepNotFoundError"], "an older one has come late"
     node.send(replace(order, save=SaveId("a1k3"), again=1))
-    assert "does not hold ranks [0] of step 5" in node.took(Refuse)[0].message
+    assert "does not hold ranks [0] of step 5" in node.refusals()[0].message
 
 
 def test_a_trainer_that_has_grown_keeps_its_old_slots_until_no_step_needs_them():
@@ -291,11 +293,11 @@ def test_the_end_of_a_trainer_is_told_once_with_its_cause():
     node.advise()
     node.send(EndTrainers(host=A, lineage="1.2.x", reason="rank 1 is dead", attempt=1))
     node.send(Disconnected(connection=1))
-    [exited] = [one.event for one in node.took(Tell) if isinstance(one.event, TrainerExited)]
+    [exited] = node.took(TrainerExited)
     assert (exited.clean, exited.ended, exited.rank) == (False, True, 0)
     assert "rank 1 is dead" in exited.reason
     node.send(SetRead(index=0, word=None, contents=(None, None, None)))
-    assert [one for one in node.took(Tell) if isinstance(one.event, TrainerExited)] == []
+    assert node.took(TrainerExited) == []
 
 
 def test_an_event_that_does_not_fit_is_an_error_with_its_story():

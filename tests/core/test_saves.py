@@ -13,6 +13,7 @@ from raystate.core.formats.messages import (
     CarriedOut,
     Discard,
     Failure,
+    Finish,
     FlushAsked,
     FlushReply,
     GivenUp,
@@ -22,7 +23,6 @@ from raystate.core.formats.messages import (
     LogEntry,
     Packaged,
     RestoreAsked,
-    Superseded,
     Tick,
     Write,
     Written,
@@ -159,7 +159,7 @@ def test_superseded_is_final():
     entry = driver.commit()
     other = LogEntry(seq=entry.seq, attempt=2, writer="other", kind="claim", run="r")
     driver.send(Appended(seq=entry.seq, outcome="taken", tail=other))
-    assert [one.by_attempt for one in driver.take(Superseded)] == [2]
+    assert [one.by_attempt for one in driver.take(Finish)] == [2]
     assert driver.replies(Failure) == [], "this run's next Coordinator answers"
     assert driver.send(Tick()) == []
     assert driver.send(RestoreAsked(ask=Ask("x"), lineage=driver.lineage, rank=0)) == []
@@ -173,7 +173,7 @@ def test_trainers_hear_of_another_cluster_that_has_taken_their_run():
     entry = driver.commit()
     other = LogEntry(seq=entry.seq, attempt=2, writer="elsewhere.run.1", kind="claim", run="r")
     driver.send(Appended(seq=entry.seq, outcome="taken", tail=other))
-    assert [one.by_stranger for one in driver.take(Superseded)] == [True]
+    assert [one.by_stranger for one in driver.take(Finish)] == [True]
     assert driver.replies(Failure)[-1].error == "StaleAttemptError"
     assert driver.replies(Failure)[-1].details["by_attempt"] == 2
     told = [one.advice.failure for one in driver.take(Advise)]
@@ -184,7 +184,7 @@ def test_trainers_hear_that_their_run_is_given_up():
     driver = running()
     driver.flush(0, driver.key(2))
     driver.send(GivenUp(reason="its folder is gone"))
-    assert driver.take(Superseded)[0].by_stranger
+    assert driver.take(Finish)[0].by_stranger
     assert driver.replies(Failure)[-1].message == "its folder is gone"
     told = [one.advice.failure for one in driver.take(Advise)]
     assert {failure.error for failure in told if failure is not None} == {"StaleAttemptError"}
@@ -207,7 +207,7 @@ def test_who_has_taken_the_run_is_told_also_under_another_name_of_the_folder(wri
     entry = driver.commit()
     other = LogEntry(seq=entry.seq, attempt=2, writer=writer, kind="claim", run="r")
     driver.send(Appended(seq=entry.seq, outcome="taken", tail=other))
-    (end,) = driver.take(Superseded)
+    (end,) = driver.take(Finish)
     assert end.by_stranger and f": {who} has taken over the run" in end.reason
 
 

@@ -27,7 +27,6 @@ from raystate.core.formats.messages import (
     LogEntry,
     Packaged,
     SnapshotId,
-    Superseded,
     Tick,
     Write,
 )
@@ -270,11 +269,10 @@ class CoordinatorProc(Proc):
 
     def _finish(self, command: Finish) -> None:
         self.over = True
-        self.world.finished(command)
-
-    def _superseded(self, _: Superseded) -> None:
-        self.over = True
-        self.world.superseded(self)
+        if command.by_attempt is None:
+            self.world.finished(command)
+        else:
+            self.world.superseded(self)
 
 
 _TICK = Tick()
@@ -290,5 +288,4 @@ _DO: dict[type, Any] = {
     CarryOut: CoordinatorProc._carry_out,
     Discard: CoordinatorProc._discard,
     Finish: CoordinatorProc._finish,
-    Superseded: CoordinatorProc._superseded,
 }

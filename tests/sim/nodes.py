@@ -10,7 +10,6 @@ from raystate.core.formats.host_messages import (
     Disconnected,
     Empty,
     EndCopy,
-    Examine,
     Examined,
     FetchCopy,
     FillCopy,
@@ -18,25 +17,25 @@ from raystate.core.formats.host_messages import (
     HoldEnded,
     Kill,
     Place,
-    Refuse,
     Remember,
     RemoveSet,
     SetFound,
     SetRead,
     SetRemoved,
     Speak,
-    Tell,
 )
 from raystate.core.formats.messages import (
     Advice,
     Copy,
     EndTrainers,
     HostId,
+    HostReported,
     HostWord,
     Invalidate,
     SnapshotId,
     Staged,
     Tick,
+    TrainerExited,
     TrainerWord,
     Write,
     Written,
@@ -244,7 +243,7 @@ class HostProc(Proc):
             self._check_order(event, commands)
         for command in commands:
             _DO[type(command)](self, command)
-        if type(event) is Write and not any(type(one) in (Hold, Refuse) for one in commands):
+        if type(event) is Write and not any(type(one) is Hold for one in commands):
             done = self.writes.get(event.save)  # it was given before
             if done is not None:
                 self.world.tell(self, done)
@@ -252,7 +251,8 @@ class HostProc(Proc):
 
     def _check_order(self, order: Any, commands: list[Any]) -> None:
         attempt = order.attempt if type(order) is not Write else save_order(order.save)[0]
-        if attempt < self.attempt and any(type(one) in _DEEDS for one in commands):
+        deeds = (one for one in commands if type(one) in _DEEDS and not (type(one) is Hold and one.refused))
+        if attempt < self.attempt and any(deeds):
             self.world.violated(f"one writer: {self.node.id} knows attempt {self.attempt} and follows {order}: {commands}")
         self.attempt = max(self.attempt, attempt)
 
@@ -327,8 +327,8 @@ class HostProc(Proc):
 
     # ---------------------------------------------------------------- what the machine asks for
 
-    def _tell(self, command: Tell) -> None:
-        self.world.tell(self, command.event)
+    def _tell(self, event: HostReported | TrainerExited) -> None:
+        self.world.tell(self, event)
 
     def _speak(self, command: Speak) -> None:
         self.node.sets[command.index].word_out = command.word
@@ -346,10 +346,18 @@ class HostProc(Proc):
     def _remember(self, command: Remember) -> None:
         self.node.memory = command
 
-    def _examine(self, command: Examine) -> None:
-        self.world.on(self, 0.5 * self.world.random(), self.feed, Examined(connection=command.connection, stack="in a collective"))
-
     def _kill(self, command: Kill) -> None:
+        if command.examine is None:
+            self._end(command)
+        else:
+            self.world.on(self, 0.5 * self.world.random(), self._examined, command)
+
+    def _examined(self, command: Kill) -> None:
+        assert command.examine is not None
+        self.feed(Examined(connection=command.examine, stack="in a collective"))
+        self._end(command)
+
+    def _end(self, command: Kill) -> None:
         known = self.known.get(command.pid)
         if known is not None:
             known[0].die("ended by its HostActor")
@@ -371,6 +379,9 @@ class HostProc(Proc):
     def _execute(self, command: Hold) -> None:
         order = command.order
         assert order is not None
+        if command.refused is not None:
+            self.world.tell(self, Written(host=self.node.id, save=order.save, error=command.refused.message))
+            return
         if order.save in self.executed:
             self.world.violated(f"at most once: {self.node.id} executes save {order.save} again")
         self.executed.add(order.save)
@@ -398,23 +409,19 @@ class HostProc(Proc):
         self.feed(HoldEnded(reader=order.save))
         self._say_written(order, error)
 
-    def _refuse(self, command: Refuse) -> None:
-        self.world.tell(self, Written(host=self.node.id, save=command.order.save, error=command.message))
-
     def _say_written(self, order: Write, error: str) -> None:
         self.writes[order.save] = done = Written(host=self.node.id, save=order.save, error=error)
         self.world.tell(self, done)
 
 
 _DO: dict[type, Any] = {
-    Tell: HostProc._tell,
+    HostReported: HostProc._tell,
+    TrainerExited: HostProc._tell,
     Speak: HostProc._speak,
     Empty: HostProc._empty,
     Remember: HostProc._remember,
-    Examine: HostProc._examine,
     Kill: HostProc._kill,
     Hold: HostProc._execute,
-    Refuse: HostProc._refuse,
     RemoveSet: HostProc._remove_set,
     FetchCopy: lambda proc, command: proc.transfers.fetch(command),
     FillCopy: lambda proc, command: proc.transfers.fill(command),

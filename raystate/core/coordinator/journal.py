@@ -22,11 +22,11 @@ from raystate.core.formats.messages import (
     CarriedOut,
     CarryOut,
     Claimed,
+    Finish,
     Intent,
     LiveStep,
     LogEntry,
     SnapshotId,
-    Superseded,
 )
 from raystate.core.formats.names import cluster_of
 from raystate.waits import LOG_CLOSED_S, RETRY_LAST_S
@@ -97,7 +97,7 @@ class Journal:
         self.fails = False  # storage has failed or stood still since then; a step is also lost where it is only slow
         self.cause = ""  # the newest failure of storage since then
         self.changed_s = 0.0  # when an entry was last written, or something carried out
-        self.superseded: Superseded | None = None
+        self.superseded: Finish | None = None
         self._work: dict[IntentKey, _Work] = {}
         self.editors: Mapping[Kind, Editor] = {}
         self._requests: deque[Request] = deque()
@@ -336,7 +336,7 @@ class Journal:
             text = (
                 f"{where}: log entry {flight.seq} belongs to attempt {attempt}, this is attempt {mine}, so it is another run's log"
             )
-        self.superseded = Superseded(by_attempt=attempt, reason=text, by_stranger=stranger)
+        self.superseded = Finish(by_attempt=attempt, reason=text, by_stranger=stranger)
 
     def _arrived(self, entry: LogEntry) -> None:
         self.tail = entry

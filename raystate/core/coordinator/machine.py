@@ -37,6 +37,7 @@ from raystate.core.formats.messages import (
     DeleteAsked,
     Event,
     Failure,
+    Finish,
     FlushAsked,
     GivenUp,
     HostDown,
@@ -51,7 +52,6 @@ from raystate.core.formats.messages import (
     RestoreTried,
     Settings,
     StopAsked,
-    Superseded,
     Tick,
     TrainerExited,
     Written,
@@ -90,7 +90,7 @@ class Coordinator:
         }
         self._early: list[Event] = []
         self._claimed_s = 0.0
-        self._end: Superseded | None = None
+        self._end: Finish | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Claimed: self._claim,
             HostDown: self._host_down,
@@ -257,7 +257,7 @@ class Coordinator:
             self._take(one)
             self._settle()
 
-    def _supersede(self, end: Superseded) -> None:
+    def _supersede(self, end: Finish) -> None:
         self._end = end
         context = self._context
         context.log("error", end.reason)
@@ -300,7 +300,7 @@ class Coordinator:
             self.snapshots.fail(Failure(error="ConfigError", message=mistake[1], details={"step": mistake[0].step}))
 
     def _given_up(self, event: GivenUp) -> None:
-        self._supersede(Superseded(by_attempt=self.attempt, reason=event.reason, by_stranger=True))
+        self._supersede(Finish(by_attempt=self.attempt, reason=event.reason, by_stranger=True))
 
     def _give_up_waiting(self) -> None:
         """No process sleeps for so long: its open intents are closed, and their steps are free."""

@@ -37,7 +37,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stamped:
+class _Stamped:
     """Words of which only the newest counts, in any order of arrival."""
 
     attempt: int
@@ -50,7 +50,7 @@ class Stamped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice(Stamped):
+class Advice(_Stamped):
     """What a HostActor may reuse and what it tells its trainers. Ordered by (attempt, seq): an older one is ignored.
 
     Reuse rule: a slot with snapshot (l, s, n) is free iff that is not in `keep` and (l is older than lineage, and that is decided,
@@ -81,7 +81,7 @@ class Advise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invalidate(Stamped):
+class Invalidate(_Stamped):
     """Discard every slot that `spares` does not spare. Idempotent.
 
     Attributes:
@@ -150,7 +150,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy(Stamped):
+class Copy(_Stamped):
     """The host keeps copies of these pieces of a snapshot, and fetches those that it has not. It replaces the order before it.
 
     Attributes:
@@ -208,24 +208,20 @@ class Discard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The run is released: end the HostActors with their arenas, remove what no step needs from storage, end this actor."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Superseded:
-    """The log is another attempt's: leave the storage alone, and end.
+    """This attempt is over, and its actor ends.
 
     Attributes:
-        by_stranger: the attempt is of another cluster. Each question is answered with
+        reason: why.
+        by_attempt: None: the run is released. The HostActors end with their arenas, and what no step needs is removed from storage.
+            Else the log is that attempt's: the storage is left alone.
+        by_stranger: that attempt is of another cluster. Each question is answered with
             StaleAttemptError, the trainers here have been advised that their run is over, and the
             HostActors end. Else it is this run's next Coordinator, which answers these very
             trainers and has these very HostActors.
     """
 
-    by_attempt: int
     reason: str
+    by_attempt: int | None = None
     by_stranger: bool = False
 
 
@@ -239,5 +235,5 @@ class Log:
 
 Command = (
     Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | CarryOut | Discard
-    | Finish | Superseded | Log
+    | Finish | Log
 )  # fmt: skip

@@ -8,13 +8,15 @@ from raystate.core.formats.messages import (
     Advice,
     Copy,
     EndTrainers,
-    Event,
+    Failure,
     HostId,
+    HostReported,
     HostWord,
     Invalidate,
     SnapshotId,
     Staged,
     Tick,
+    TrainerExited,
     TrainerWord,
     Write,
 )
@@ -96,7 +98,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """Where the Python of the trainer on this connection was, for Examine; "" if it could not say."""
+    """Where the Python of the trainer on this connection was, before its Kill; "" if it could not say."""
 
     connection: int
     stack: str
@@ -161,13 +163,6 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
-    """Send this to the Coordinator. It may get lost: what matters is repeated."""
-
-    event: Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Speak:
     """Write the host's word into the set's cell."""
 
@@ -198,20 +193,17 @@ class Remember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examine:
-    """Find out where this trainer's Python is, for a moment; then Examined, also if that failed."""
-
-    connection: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """End this trainer's process with SIGKILL."""
+    """End this trainer's process with SIGKILL.
+
+    Attributes:
+        examine: a connection: find out first where the Python of its trainer is; then Examined, also if that failed.
+    """
 
     pid: int
     rank: int
     reason: str
+    examine: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,19 +214,12 @@ class Hold:
 
     Attributes:
         order: write their pieces; None: a reader has asked.
+        refused: why the order is not carried out.
     """
 
     places: tuple[Place, ...]
     order: Write | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
-    """Refuse an order; `error` names a class of core.formats.errors."""
-
-    order: Write
-    error: str
-    message: str
+    refused: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +266,8 @@ class EndCopy:
     reason: str = ""
 
 
+# The first two are for the Coordinator. They may get lost: what matters is repeated.
 HostCommand = (
-    Tell | Speak | Empty | Remember | Examine | Kill | Hold | Refuse | RemoveSet
+    HostReported | TrainerExited | Speak | Empty | Remember | Kill | Hold | RemoveSet
     | FetchCopy | FillCopy | EndCopy
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.formats.host_messages import Connected, Disconnected, Examine, Examined, HostCommand, Kill, Tell
+from raystate.core.formats.host_messages import Connected, Disconnected, Examined, HostCommand, Kill
 from raystate.core.formats.messages import EndTrainers, HostId, TrainerExited, TrainerWord, group_of
 from raystate.core.host.slot_sets import SetState, SlotSets
 
@@ -116,11 +116,11 @@ class Connections:
         )
         if not clean:
             self._exits = [*self._exits[-(REMEMBERED_EXITS - 1) :], event]
-        self.out.append(Tell(event=event))
+        self.out.append(event)
 
     def tell_exits_again(self) -> None:
         """Tell all unclean ends once more: a Coordinator that came later has not heard of them."""
-        self.out += [Tell(event=event) for event in self._exits]
+        self.out += self._exits
 
     def end(self, order: EndTrainers) -> None:
         """Kill the group's trainers, but for those that leave by themselves."""
@@ -137,14 +137,12 @@ class Connections:
                 self.out.append(Kill(pid=hello.pid, rank=hello.rank, reason=order.reason))
             elif hello.rank in order.hanging and not trainer.hung:
                 trainer.hung = order.reason
-                self.out.append(Examine(connection=hello.connection, pid=hello.pid))
+                self.out.append(Kill(pid=hello.pid, rank=hello.rank, reason=order.reason, examine=hello.connection))
 
     def examined(self, event: Examined) -> None:
-        """It is known where a hanging trainer was, or that it can't say: now it ends."""
-        trainer = self.trainers.get(event.connection)
-        if trainer is not None and trainer.hung:
+        """It is known where a hanging trainer was, or that it can't say."""
+        if (trainer := self.trainers.get(event.connection)) is not None:
             trainer.stack = event.stack
-            self.out.append(Kill(pid=trainer.hello.pid, rank=trainer.hello.rank, reason=trainer.hung))
 
     def seen(self) -> list[TrainerWord]:
         """The words of the trainers that are connected; of those that have no slots yet, what they said of themselves."""

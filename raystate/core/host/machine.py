@@ -24,18 +24,17 @@ from raystate.core.formats.host_messages import (
     HostCommand,
     HostEvent,
     Place,
-    Refuse,
     Remember,
     SetFound,
     SetRead,
     SetRemoved,
     Speak,
-    Tell,
 )
 from raystate.core.formats.messages import (
     Advice,
     Copy,
     EndTrainers,
+    Failure,
     HostId,
     HostReported,
     HostSummary,
@@ -295,7 +294,8 @@ class Host:
         self._out.append(Hold(places=places, order=order))
 
     def _refuse(self, order: Write, error: str, message: str) -> None:
-        self._out.append(Refuse(order=order, error=error, message=message))
+        failure = Failure(error=error, message=message, details={"step": order.step, "host": self.host})
+        self._out.append(Hold(places=(), order=order, refused=failure))
 
     def remembers(self, save: str) -> bool:
         """Whether the outcome of that save may still be asked for."""
@@ -340,7 +340,7 @@ class Host:
 
     def _report(self) -> None:
         if self._knows_all and self._reports.is_due(self._now_s):
-            self._out.append(Tell(event=HostReported(summary=self.summary(self._reports.seq))))
+            self._out.append(HostReported(summary=self.summary(self._reports.seq)))
 
     def summary(self, seq: int) -> HostSummary:
         """The report as of now."""
