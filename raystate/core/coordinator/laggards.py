@@ -6,7 +6,6 @@ from typing import Any
 
 from raystate.core.coordinator.context import NAMED, Context, brief
 from raystate.core.coordinator.group import Group, Joins
-from raystate.core.coordinator.saves import Saves
 from raystate.core.formats.messages import EndTrainers, Failure, FlushAsked, HostId
 from raystate.waits import HANG_ENDS_S, RETRY_FIRST_S
 
@@ -21,10 +20,9 @@ class Laggards:
     it. If all are level, any may be the cause: all are meant.
     """
 
-    def __init__(self, context: Context, joins: Joins, saves: Saves):
+    def __init__(self, context: Context, joins: Joins):
         self._context = context
         self._joins = joins
-        self._saves = saves
         # Since when some ranks are ahead of others; None: no rank lags.
         self._ahead_s: float | None = None
         self._group: Group | None = None
@@ -75,14 +73,18 @@ class Laggards:
         }
         return Failure(error="BarrierTimeoutError", message=message, details=details)
 
-    def standing_still(self) -> None:
-        """Look for ranks that make no step, now that time has passed: name them, and end them if the configuration says so."""
+    def standing_still(self, *, saving: bool) -> None:
+        """Look for ranks that make no step, now that time has passed: name them, and end them if the configuration says so.
+
+        Args:
+            saving: a save is under way, for which ranks may wait.
+        """
         group, now_s = self._joins.group, self._context.now_s
         if group is None:
             return
         if group is not self._group:
             self._group, self._since_s, self._told, self._ending_s = group, group.first_s, (), None
-        if not group.alive or group.left or self._waits_for_us():
+        if not group.alive or group.left or saving or self._waits_for_us():
             self._since_s = now_s
             return
         if not group.all_seen:
@@ -108,7 +110,7 @@ class Laggards:
 
     def _waits_for_us(self) -> bool:
         """Whether a rank waits for an answer that is not the other ranks' to give: a flush waits for their pieces, or for storage."""
-        return bool(self._saves.jobs) or any(kind is not FlushAsked for kind in self._context.open_asks.values())
+        return any(kind is not FlushAsked for kind in self._context.open_asks.values())
 
     def _unusual_s(self, last: int) -> float:
         """A pause that is worth a line: some scripts evaluate for minutes, and some steps take as long.

@@ -43,7 +43,7 @@ class Snapshots:
         self.joins = joins
         self.journal = journal
         self.saves = saves
-        self._laggards = Laggards(context, joins, saves)
+        self._laggards = Laggards(context, joins)
         self.copying = Copying(context, memory, joins)
         self.stable: tuple[int, int] = NOWHERE  # places in the present lineage
         self.dead: set[tuple[int, int]] = set()
@@ -347,7 +347,7 @@ class Snapshots:
 
     def tick(self) -> None:
         """Count silent hosts as down, and look whether ranks have stopped saving, or stand still."""
-        self._laggards.standing_still()
+        self._laggards.standing_still(saving=bool(self.saves.jobs))
         now_s, settings = self.context.now_s, self.context.settings
         for view in self.memory.views:
             if view.up and now_s - view.heard_s >= settings.host_timeout_s:
