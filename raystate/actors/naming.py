@@ -15,7 +15,7 @@ from raystate.core.formats.messages import HostId
 from raystate.waits import AGAIN_S
 
 NAMESPACE = "raystate"
-PROTOCOL = 21  # of the messages between trainers, HostActors and Coordinator
+PROTOCOL = 22  # of the messages between trainers, HostActors and Coordinator
 
 
 def coordinator_name(run_hash: str) -> str:

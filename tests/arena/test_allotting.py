@@ -14,10 +14,10 @@ import pytest
 
 from raystate.arena import HostArena, TrainerArena, slot_set
 from raystate.arena import host as arena_host
-from raystate.core.formats.commands import Invalidate
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.host_messages import Remember, RemoveSet
 from raystate.core.formats.messages import Advice, Event, HostId, HostReported, Staged, TrainerWord
+from raystate.core.formats.replies import Invalidate
 from raystate.core.formats.words import trainer_word_to_json
 from raystate.runtime import slot_store
 from raystate.runtime.doorbell import Hello

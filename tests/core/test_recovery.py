@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from raystate.core.formats.commands import MOST_OLDER
 from raystate.core.formats.messages import (
     NOWHERE,
     Answer,
@@ -26,6 +25,7 @@ from raystate.core.formats.messages import (
     TrainerWord,
     Write,
 )
+from raystate.core.formats.replies import MOST_OLDER
 from tests.core.driver import AB, Driver, adopted, history, running
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from raystate.core.formats.messages import Answer, Ask, Command, Failure, Log, Reply, Settings
+from raystate.core.coordinator.facts import remember
+from raystate.core.formats.commands import Answer, Command, Log
+from raystate.core.formats.names import Ask
+from raystate.core.formats.replies import Failure, Reply
+from raystate.core.formats.settings import Settings
 from raystate.waits import RETRY_FIRST_S, RETRY_LAST_S
 
 _LEAST_REPLIES, _REPLIES_OF_A_RANK = 1024, 8  # remembered: a rank asks again only for what it waits for
 _NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
 NAMED = 8  # ranks or hosts in a message; more are counted
-
-K = TypeVar("K")
-T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -50,13 +51,6 @@ class Context:
 def retry_delay_s(tries: int) -> float:
     """How long to wait before the next try: twice as long after each one, up to `RETRY_LAST_S`."""
     return min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** max(0, tries - 1))
-
-
-def remember(memory: dict[K, T], key: K, value: T, *, most: int) -> None:
-    """Keep it; where so many are kept already, the oldest is forgotten."""
-    if len(memory) >= most:
-        del memory[next(iter(memory))]
-    memory[key] = value
 
 
 def brief(text: str) -> str:

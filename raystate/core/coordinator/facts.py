@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from raystate.core.coordinator.context import remember
-from raystate.core.formats.entries import MOST_FACTS, WHY_CHARS, Fact, deleted_steps
-from raystate.core.formats.messages import LogEntry, SnapshotId
+from typing import TypeVar
+
+from raystate.core.formats.entries import MOST_FACTS, WHY_CHARS, Fact, LogEntry, deleted_steps
+from raystate.core.formats.names import SnapshotId
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Facts:
@@ -56,3 +60,10 @@ class Facts:
         self.deleted = deleted_steps(entry) | self._own_deletes
         self.retired = {(one.lineage, one.step): one for one, _ in entry.retired}
         self.given_up = {one: why for one, why in entry.given_up if why} | self._unlogged
+
+
+def remember(memory: dict[K, T], key: K, value: T, *, most: int) -> None:
+    """Keep it; where so many are kept already, the oldest is forgotten."""
+    if len(memory) >= most:
+        del memory[next(iter(memory))]
+    memory[key] = value

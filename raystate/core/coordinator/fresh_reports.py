@@ -8,7 +8,7 @@ from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.coordinator.snapshots import Snapshots
-from raystate.core.formats.messages import group_of
+from raystate.core.formats.names import group_of
 
 
 class FreshReports:

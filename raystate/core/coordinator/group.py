@@ -8,19 +8,11 @@ from dataclasses import dataclass, field
 from raystate.core.coordinator.context import Barrier, Context, all_have, brief, ranks_text
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import HostView, Memory
-from raystate.core.formats.messages import (
-    Ask,
-    EndTrainers,
-    HostId,
-    Joined,
-    JoinReply,
-    Lineage,
-    SnapshotId,
-    TrainerExited,
-    TrainerWord,
-    group_of,
-    lineage_order,
-)
+from raystate.core.formats.commands import EndTrainers
+from raystate.core.formats.events import Joined, TrainerExited
+from raystate.core.formats.names import Ask, HostId, Lineage, SnapshotId, group_of, lineage_order
+from raystate.core.formats.replies import JoinReply
+from raystate.core.formats.reports import TrainerWord
 from raystate.core.formats.texts import counted
 from raystate.waits import RETRY_FIRST_S
 

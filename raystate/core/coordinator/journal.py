@@ -14,21 +14,11 @@ from typing import Literal, Protocol
 from raystate.core.coordinator.context import Context, retry_delay_s
 from raystate.core.coordinator.facts import Facts
 from raystate.core.formats import log
+from raystate.core.formats.commands import Append, CarryOut, Finish
+from raystate.core.formats.entries import Intent, LiveStep, LogEntry
+from raystate.core.formats.events import Appended, AttemptDead, CarriedOut, Claimed
 from raystate.core.formats.log import IntentKey, key_of
-from raystate.core.formats.messages import (
-    Append,
-    Appended,
-    AttemptDead,
-    CarriedOut,
-    CarryOut,
-    Claimed,
-    Finish,
-    Intent,
-    LiveStep,
-    LogEntry,
-    SnapshotId,
-)
-from raystate.core.formats.names import cluster_of
+from raystate.core.formats.names import SnapshotId, cluster_of
 from raystate.waits import LOG_CLOSED_S, RETRY_LAST_S
 
 Retirement = tuple[int, str]

@@ -12,9 +12,11 @@ from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.coordinator.promises import Promises
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
+from raystate.core.formats.commands import Finish
 from raystate.core.formats.entries import WHY_CHARS, is_made, kept_steps
-from raystate.core.formats.messages import Finish, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
-from raystate.core.formats.names import group_of
+from raystate.core.formats.events import LeaveAsked, ReleaseAsked
+from raystate.core.formats.names import SnapshotId, group_of
+from raystate.core.formats.replies import LeaveReply
 from raystate.core.formats.texts import of_step
 
 UNFINISHED = "the trainers ended before all ranks had copied it"

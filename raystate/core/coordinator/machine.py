@@ -25,38 +25,36 @@ from raystate.core.coordinator.recovery import Restores
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.coordinator.withdrawals import Withdrawals
+from raystate.core.formats.commands import Answer, Command, Finish
+from raystate.core.formats.entries import LogEntry
 from raystate.core.formats.errors import InvalidTransitionError
-from raystate.core.formats.messages import (
-    Answer,
+from raystate.core.formats.events import (
     Appended,
-    Ask,
     AttemptDead,
     CarriedOut,
     Claimed,
-    Command,
     DeleteAsked,
     Event,
-    Failure,
-    Finish,
     FlushAsked,
     GivenUp,
     HostDown,
     HostReported,
     Joined,
     LeaveAsked,
-    LogEntry,
     Packaged,
     Progress,
     ReleaseAsked,
     RestoreAsked,
     RestoreTried,
-    Settings,
     StopAsked,
     Tick,
     TrainerExited,
     Written,
 )
+from raystate.core.formats.names import Ask
 from raystate.core.formats.printed import printed_parts
+from raystate.core.formats.replies import Failure
+from raystate.core.formats.settings import Settings
 
 NO_REST = "the decisions have not come to rest"
 _MAX_ROUNDS = 50  # each round follows from a change of the one before; more would be a loop

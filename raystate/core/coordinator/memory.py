@@ -10,18 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from raystate.core.coordinator.context import Context
-from raystate.core.formats.messages import (
-    HostId,
-    HostSummary,
-    Invalidate,
-    Lineage,
-    Proposal,
-    SnapshotId,
-    Staged,
-    TrainerExited,
-    TrainerWord,
-    group_of,
-)
+from raystate.core.formats.events import TrainerExited
+from raystate.core.formats.names import HostId, Lineage, SnapshotId, group_of
+from raystate.core.formats.replies import Invalidate, Proposal
+from raystate.core.formats.reports import HostSummary, Staged, TrainerWord
 from raystate.waits import RETRY_FIRST_S
 
 _NO_HOST = HostId("")

@@ -13,7 +13,9 @@ from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
-from raystate.core.formats.messages import Ask, FlushAsked, FlushReply, LeaveAsked, SnapshotId
+from raystate.core.formats.events import FlushAsked, LeaveAsked
+from raystate.core.formats.names import Ask, SnapshotId
+from raystate.core.formats.replies import FlushReply
 from raystate.core.formats.texts import of_step
 
 Fate = tuple[bool | None, str]  # see `Saves.fate`

@@ -22,14 +22,9 @@ from raystate.core.coordinator.restore_asks import RestoreAsks
 from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.coordinator.withdrawals import Withdrawals
 from raystate.core.formats.errors import InvalidTransitionError
-from raystate.core.formats.messages import (
-    TIERS,
-    RestoreAsked,
-    RestoreChoice,
-    RestoreSettled,
-    RestoreTried,
-    lineage_order,
-)
+from raystate.core.formats.events import RestoreAsked, RestoreTried
+from raystate.core.formats.names import lineage_order
+from raystate.core.formats.replies import TIERS, RestoreChoice, RestoreSettled
 
 Phase = Literal["idle", "asking", "looking", "retiring", "discarding", "trying"]
 

@@ -6,7 +6,8 @@ from raystate.core.coordinator.context import step_text
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import Memory, Snap
 from raystate.core.coordinator.saves import Saves
-from raystate.core.formats.messages import RestoreChoice, SnapshotId, Tier
+from raystate.core.formats.names import SnapshotId, Tier
+from raystate.core.formats.replies import RestoreChoice
 
 
 class Restorable:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from raystate.core.coordinator.context import Barrier
 from raystate.core.coordinator.group import Group
-from raystate.core.formats.messages import Ask, RestoreAsked, RestoreTried, lineage_order
+from raystate.core.formats.events import RestoreAsked, RestoreTried
+from raystate.core.formats.names import Ask, lineage_order
 
 
 @dataclass(slots=True, eq=False)

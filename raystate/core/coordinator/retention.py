@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from raystate.core.formats.messages import LiveStep
+from raystate.core.formats.entries import LiveStep
 
 Keep = Callable[[Sequence[LiveStep]], Collection[int]]
 """The retention policy: of the live steps (ascending, the last one the newest), the ones to keep. It must not fail."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from raystate.core.coordinator.memory import Snap
-from raystate.core.formats.messages import HostId, Packaged, SaveId, SnapshotId, Write
+from raystate.core.formats.commands import Write
+from raystate.core.formats.events import Packaged
+from raystate.core.formats.names import HostId, SaveId, SnapshotId
 
 Steps = frozenset[int]
 _NO_SAVE = SaveId("")

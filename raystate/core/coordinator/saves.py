@@ -10,26 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from raystate.core.coordinator.absence import Absence
-from raystate.core.coordinator.context import Context, named, remember, retry_delay_s
+from raystate.core.coordinator.context import Context, named, retry_delay_s
+from raystate.core.coordinator.facts import remember
 from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.journal import Change, Journal, Request, Retirement
 from raystate.core.coordinator.memory import Memory, Snap
 from raystate.core.coordinator.retention import choose_retired
 from raystate.core.coordinator.save_job import Job, Steps
-from raystate.core.coordinator.storage_watch import StorageWatch
-from raystate.core.formats.messages import (
-    BuildPackage,
-    Discard,
-    HostId,
-    LiveStep,
-    LogEntry,
-    Packaged,
-    Progress,
-    SaveId,
-    SnapshotId,
-    Written,
-)
+from raystate.core.coordinator.storage_watch import Absence, StorageWatch
+from raystate.core.formats.commands import BuildPackage, Discard
+from raystate.core.formats.entries import LiveStep, LogEntry
+from raystate.core.formats.events import Packaged, Progress, Written
+from raystate.core.formats.names import HostId, SaveId, SnapshotId
 from raystate.waits import ASKED_AGAIN_S
 
 MAX_TRIES = 3

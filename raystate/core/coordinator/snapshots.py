@@ -15,18 +15,10 @@ from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.laggards import Laggards
 from raystate.core.coordinator.memory import HostView, Memory, Snap
 from raystate.core.coordinator.saves import Saves
-from raystate.core.formats.messages import (
-    NOWHERE,
-    Advice,
-    Advise,
-    Failure,
-    HostDown,
-    HostId,
-    HostReported,
-    Proposal,
-    SnapshotId,
-    lineage_order,
-)
+from raystate.core.formats.commands import Advise
+from raystate.core.formats.events import HostDown, HostReported
+from raystate.core.formats.names import NOWHERE, HostId, SnapshotId, lineage_order
+from raystate.core.formats.replies import Advice, Failure, Proposal
 from raystate.waits import RETRY_FIRST_S, STARTS_S
 
 MAX_INTERVAL = 64

@@ -10,9 +10,10 @@ from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.journal import Change, Journal, Kind, Request, Retirement
 from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.saves import Saves
-from raystate.core.formats.entries import DELETE
-from raystate.core.formats.messages import Ask, DeleteAsked, FlushReply, LogEntry, SnapshotId
-from raystate.core.formats.names import lineage_order
+from raystate.core.formats.entries import DELETE, LogEntry
+from raystate.core.formats.events import DeleteAsked
+from raystate.core.formats.names import Ask, SnapshotId, lineage_order
+from raystate.core.formats.replies import FlushReply
 
 _LAST_CALL = 1 << 30  # of a step that can't be saved once more
 

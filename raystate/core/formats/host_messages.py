@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.formats.messages import (
-    Advice,
-    Copy,
-    EndTrainers,
-    Failure,
-    HostId,
-    HostReported,
-    HostWord,
-    Invalidate,
-    SnapshotId,
-    Staged,
-    Tick,
-    TrainerExited,
-    TrainerWord,
-    Write,
-)
+from raystate.core.formats.commands import Copy, EndTrainers, Write
+from raystate.core.formats.events import HostReported, Tick, TrainerExited
+from raystate.core.formats.names import HostId, SnapshotId
+from raystate.core.formats.replies import Advice, Failure, Invalidate
+from raystate.core.formats.reports import HostWord, Staged, TrainerWord
 
 # ---------------------------------------------------------------- events
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, NewType
 
@@ -90,3 +91,16 @@ def save_order(save: str) -> tuple[int, int]:
 def cluster_of(writer: str) -> str:
     """The part of a writer's id that all Coordinators of one run in one cluster share: all but the last, random one."""
     return writer.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamped:
+    """Words of which only the newest counts, in any order of arrival."""
+
+    attempt: int
+    seq: int
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """(attempt, seq)"""
+        return self.attempt, self.seq

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from raystate.core.formats.commands import Advice, Invalidate, Proposal
 from raystate.core.formats.names import Ask, HostId, SnapshotId
-from raystate.core.formats.replies import Failure
+from raystate.core.formats.replies import Advice, Failure, Invalidate, Proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

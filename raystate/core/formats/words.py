@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from raystate.core.formats.codec import dumps, loads
 from raystate.core.formats.errors import CapacityError
-from raystate.core.formats.messages import Failure, HostWord, TrainerWord
+from raystate.core.formats.replies import Failure
+from raystate.core.formats.reports import HostWord, TrainerWord
 
 MAX_WORD_BYTES = 32_000
 MAX_SLOTS = 256  # of one trainer: so many numbers of any size fit a word beside everything else

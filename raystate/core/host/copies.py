@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raystate.core.formats.commands import Copy
 from raystate.core.formats.host_messages import (
     CopyEnded,
     CopyMeasured,
@@ -21,7 +22,8 @@ from raystate.core.formats.host_messages import (
     Place,
     RemoveSet,
 )
-from raystate.core.formats.messages import Advice, Copy, HostId, SnapshotId
+from raystate.core.formats.names import HostId, SnapshotId
+from raystate.core.formats.replies import Advice
 from raystate.core.host.slot_sets import GIVEN_UP, SetState, SlotSets
 from raystate.core.host.slots import why_free, why_reusable
 

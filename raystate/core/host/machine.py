@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from raystate.core.formats.commands import Copy, EndTrainers, Write
 from raystate.core.formats.errors import InvalidTransitionError
+from raystate.core.formats.events import HostReported, Tick
 from raystate.core.formats.host_messages import (
     Connected,
     CopyEnded,
@@ -30,22 +32,9 @@ from raystate.core.formats.host_messages import (
     SetRemoved,
     Speak,
 )
-from raystate.core.formats.messages import (
-    Advice,
-    Copy,
-    EndTrainers,
-    Failure,
-    HostId,
-    HostReported,
-    HostSummary,
-    HostWord,
-    Invalidate,
-    Staged,
-    Tick,
-    Write,
-    group_of,
-    save_order,
-)
+from raystate.core.formats.names import HostId, group_of, save_order
+from raystate.core.formats.replies import Advice, Failure, Invalidate
+from raystate.core.formats.reports import HostSummary, HostWord, Staged
 from raystate.core.host.connections import Connections
 from raystate.core.host.copies import Copies
 from raystate.core.host.reporting import Reporting

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from raystate.core.formats.host_messages import Empty, HostCommand, Place, RemoveSet, SetFound
-from raystate.core.formats.messages import Advice, HostWord, Invalidate, SnapshotId, Staged, TrainerWord
+from raystate.core.formats.names import SnapshotId
+from raystate.core.formats.replies import Advice, Invalidate
+from raystate.core.formats.reports import HostWord, Staged, TrainerWord
 from raystate.core.host.slots import why_free, why_reusable
 
 GIVEN_UP = "a restore has given it up"

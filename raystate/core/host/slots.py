@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from raystate.core.formats.messages import Advice, SnapshotId, Staged, lineage_order
+from raystate.core.formats.names import SnapshotId, lineage_order
+from raystate.core.formats.replies import Advice
+from raystate.core.formats.reports import Staged
 
 
 def why_free(snapshot: SnapshotId, advice: Advice) -> str | None:

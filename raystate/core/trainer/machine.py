@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from raystate.core.formats.errors import InvalidTransitionError, error_from_name
-from raystate.core.formats.messages import HostWord, Proposal, SnapshotId, TrainerWord
+from raystate.core.formats.names import SnapshotId
+from raystate.core.formats.replies import Proposal
+from raystate.core.formats.reports import HostWord, TrainerWord
 from raystate.core.trainer.own_promises import OwnPromises
 from raystate.core.trainer.own_slots import OwnSlots
 from raystate.core.trainer.save_decision import Action, Due, SaveDecision, refuse_other_pasts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from raystate.core.formats.messages import HostWord
+from raystate.core.formats.reports import HostWord
 
 
 @dataclass(slots=True)

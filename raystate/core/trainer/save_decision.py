@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raystate.core.formats.errors import StepOrderError
-from raystate.core.formats.messages import SnapshotId, TrainerWord
+from raystate.core.formats.names import SnapshotId
+from raystate.core.formats.reports import TrainerWord
 
 Due = Callable[[int, bool], str]
 """A save policy: (completed steps, whether the run has no durable or promised step yet) -> why the step is due, "" if it isn't.
