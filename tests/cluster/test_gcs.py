@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 
 import raystate
 from raystate.actors.naming import run_actors
-from raystate.storage import find_garbage, open_storage, run_hash
+from raystate.storage import find_garbage, open_storage, run_hash, visible_steps
 from raystate.testing.gcs import FaultRule, GcsServer
 from raystate.verification import verify_log, verify_step
 from tests.cluster.training import STEPS, Training, wait_for
@@ -115,17 +114,14 @@ def test_nothing_is_lost_whatever_requests_answer(
 @pytest.mark.long
 @pytest.mark.parametrize("status", [503, 401, 403, 404])
 def test_an_outage(ray_cluster: Any, server: GcsServer, make_run: Any, tmp_path: Path, undisturbed: list[str], status: int) -> None:
-    """Training goes on, and what waits is bounded; afterwards saving goes on by itself."""
+    """Training goes on; afterwards saving goes on by itself. (How long a save waits: tests/model/test_pace.py.)"""
     config = a_config(make_run(), keep_last=None)
-    reader = raystate.Reader(config.storage)
+    reader, storage = raystate.Reader(config.storage), open_storage(config.storage)
     training = Training(config, tmp_path, steps=STEPS, step_s=0.3)
-    wait_for(lambda: (reader.latest_step() or 0) >= EVERY, "a durable step", failed=lambda: training.error)
+    wait_for(lambda: max(visible_steps(storage), default=0) >= EVERY, "a durable step", failed=lambda: training.error)
     with server.outage(status):
         began = training.events.newest_step()
         training.wait_step(began + 6 * EVERY)
-        steps = [event for event in training.events.read() if event["event"] == "step"]
-    slow = max(b["t"] - a["t"] for a, b in itertools.pairwise(e for e in steps if e["rank"] == 0 and e["step"] > began))
-    assert slow < 5.0, f"a step took {slow:.1f} s during the outage"
     stood = reader.latest_step() or 0
     wait_for(lambda: (reader.latest_step() or 0) > stood, "saving to go on", failed=lambda: training.error)
     training.finish()
