@@ -155,7 +155,7 @@ class CoordinatorActor:
             return await self._other_uses(other, takeover)
         service = self._started
         presence, now_s = await self._presence(service), time.monotonic()
-        if self._given_up:
+        if self._given_up or (service.ended and service.failed is None):
             return self._ending()
         if service.failed is not None:
             return service.failed
@@ -176,8 +176,8 @@ class CoordinatorActor:
 
     @staticmethod
     async def _presence(service: CoordinatorLoop) -> Presence:
-        """Before the claim, which may wait for storage, no event has told of a trainer; after the end none can be asked for."""
-        if service.attempt < 0 or service.ended:
+        """Before the claim, which may wait for storage, no event has told of a trainer."""
+        if service.attempt < 0:
             return Presence()
         return await asyncio.wrap_future(service.look(presence_of))
 
@@ -201,7 +201,8 @@ class CoordinatorActor:
             return ""
 
     def _ending(self) -> Failure:
-        return Failure(error="RunInUseError", message=self._given_up, details={"run": self._config.run, "starting": True})
+        why = self._given_up or f"run {self._config.run!r} has been released, and its actors are about to end"
+        return Failure(error="RunInUseError", message=why, details={"run": self._config.run, "starting": True})
 
     def _without_log(self, service: CoordinatorLoop, gone: str, takeover: bool) -> Failure:
         """Another launch comes, and the folder of the run whose steps the hosts hold is gone."""
@@ -247,7 +248,7 @@ class CoordinatorActor:
         presence, now_s = await self._presence(self._started), time.monotonic()
         state = occupancy(self._owner, presence, owner_s=self._owner_s, now_s=now_s)
         age_s = now_s - max(self._owner_s, presence.heard_s)
-        if state == "in use" and presence.hosts and not await self._trains(presence.hosts):
+        if self._started.ended or (state == "in use" and presence.hosts and not await self._trains(presence.hosts)):
             state = "starting"  # or free, as soon as its end is told
         return state, dataclasses.replace(self._owner, config=None), age_s
 

@@ -5,6 +5,7 @@ One thread owns the machine. Slow commands run on worker threads and come back a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import queue
@@ -195,7 +196,7 @@ class CoordinatorLoop:
         self._hosts.ensure(host, lambda reason: logger.debug("no HostActor yet on host %s: %s", host[:8], reason))
 
     def look(self, view: Callable[[Coordinator, float], Look]) -> Future[Look]:
-        """What `view(machine, now_s)` finds, between two events. It must change nothing. Before the claim, too."""
+        """What `view(machine, now_s)` finds, between two events. It must change nothing. Before the claim and after the end, too."""
         found: Future[Look] = Future()
 
         def answer() -> None:
@@ -207,7 +208,14 @@ class CoordinatorLoop:
                 found.set_exception(error)
 
         self._looks.put(answer)
+        if self._ended.is_set():  # nothing moves any more, and no turn comes
+            self._answer_looks()
         return found
+
+    def _answer_looks(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._looks.get_nowait()()
 
     def going(self) -> Future[tuple[Going, ...]]:
         """Saves and restores under way."""
@@ -231,8 +239,11 @@ class CoordinatorLoop:
                 self._crash(self._on_crash)
                 return
             text = f"the coordinator of run {self._settings.run!r} stopped: {error}"
+            self._ended.set()
             self._asks.fail_all(Failure(error="RaystateError", message=text))
             self._end(f"stopped: {error}")
+        finally:
+            self._answer_looks()  # of those who asked before they could know that it has ended
 
     def turn(self, timeout_s: float = 0.0) -> bool:
         """Handle the next event, if one comes within `timeout_s`; and a Tick when it is time, however many events there are.
@@ -242,8 +253,7 @@ class CoordinatorLoop:
         Returns:
             False: there was nothing to do.
         """
-        while not self._looks.empty():
-            self._looks.get()()
+        self._answer_looks()
         if self._ended.is_set():
             return False
         if self.attempt < 0:

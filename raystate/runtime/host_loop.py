@@ -282,6 +282,9 @@ class HostLoop:
     def _end(self, command: Kill) -> None:
         if command.examine is not None:
             self._order(Examined(connection=command.examine, stack=stacks.take(self.arena.path, command.pid)))
+            with self._lock:
+                if not self._machine.is_connected(command.examine):
+                    return  # it has left meanwhile, and its number may be another process's
         logger.warning("ending trainer rank %d (pid %d): %s", command.rank, command.pid, command.reason)
         self._kill(command.pid, command.rank)
 

@@ -142,8 +142,11 @@ class _Replacing:
             return found
 
     def _put_back(self, error: BaseException) -> bool:
-        """Whether what was there before is there. Nothing is put back if somebody else has saved there meanwhile: a signal's handler,
-        before it raised, or another process."""
+        """Whether a whole checkpoint was there before, and is there.
+
+        Nothing is put back if somebody else has saved there meanwhile: a signal's handler, before
+        it raised, or another process.
+        """
         storage = self._storage
         try:
             if self._fixed is not None:
@@ -160,7 +163,8 @@ class _Replacing:
                 return False
             what = f"the checkpoint {storage.url}/{self._name} was being replaced, and it could not be put back: save again"
             tell_also(error, failed, what)
-        return bool(self._deleted)
+            return False
+        return any(full in self._held for full in (f"{self._name}/{MARKER}", self._name))
 
     def _is_taken(self) -> bool:
         """Whether what makes a checkpoint another one, or this one, is there."""

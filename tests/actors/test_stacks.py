@@ -6,12 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from raystate.core.formats.messages import EndTrainers, HostId
 from raystate.runtime import stacks
+from raystate.runtime.doorbell import Hello
+from tests.arena.sets import open_loop
 from tests.patience import PATIENCE_S
 
 PROGRAM = """
@@ -132,3 +136,27 @@ print("alive")
 def test_the_signal_ends_no_process(tmp_path: Path, case: str, said: str):
     done = subprocess.run([sys.executable, "-c", TWO, str(tmp_path), case], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_trainer_that_leaves_while_it_is_looked_at_is_not_killed(leaves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its number may be another process's by then."""
+    killed: list[int] = []
+    loop = open_loop(tmp_path, tell=lambda _: None, kill=lambda pid, _: killed.append(pid))
+    hello = Hello(rank=1, world=2, lineage="1.1.g", incarnation="t", set_index=-1)
+
+    def take(*_: object) -> str:
+        if leaves:
+            loop.part(3, hello, said_bye=True)
+        return ""
+
+    monkeypatch.setattr(stacks, "take", take)
+    try:
+        loop.meet(3, 77, hello)
+        loop.end_trainers(EndTrainers(host=HostId("h"), lineage="1.1.g", reason="it hangs", attempt=1, hanging=(1,)))
+        for thread in threading.enumerate():
+            if thread.name == "raystate-stacks":
+                thread.join(PATIENCE_S)
+        assert killed == ([] if leaves else [77])
+    finally:
+        loop.close(remove_arena=True)

@@ -105,3 +105,19 @@ def test_what_a_host_writes_for_an_attempt_that_died_is_removed_at_the_end(stora
     dead.hosts._write(Write(host=dead.hosts.ids[0], save=SaveId(FIRST), lineage="", step=1, ranks=(0,)))
     end(heir)
     assert left(storage) == []
+
+
+@pytest.mark.parametrize("how", ["released", "a bug"])
+def test_who_looks_at_a_coordinator_that_has_ended_is_answered(storage: Storage, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A process that asked to enter waited without end, and was not told why the run had failed."""
+    process = Process(storage, name="p", witness=Nobody())
+    start(process)
+    early = process.loop.look(lambda machine, _: machine.attempt)
+    if how == "released":
+        end(process)
+    else:
+        monkeypatch.setattr(process.loop.machine, "handle", lambda *_, **__: 1 / 0)
+        process.loop._run()
+        assert process.loop.ended and process.loop.failed is not None
+    late = process.loop.look(lambda machine, _: machine.attempt)
+    assert (early.result(timeout=0.0), late.result(timeout=0.0)) == (1, 1)

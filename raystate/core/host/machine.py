@@ -286,6 +286,10 @@ class Host:
         failure = Failure(error=error, message=message, details={"step": order.step, "host": self.host})
         self._out.append(Hold(places=(), order=order, refused=failure))
 
+    def is_connected(self, connection: int) -> bool:
+        """Whether a trainer is there."""
+        return connection in self._connections.trainers
+
     def remembers(self, save: str) -> bool:
         """Whether the outcome of that save may still be asked for."""
         return save in self._saves
