@@ -159,7 +159,7 @@ PEER_CALL_S = 20.0
 # The copy of one step to a peer.
 # Then it fails, and the step has no copy there.
 TRANSFER_S = 300.0
-# One wait that may move large data: a save at exit, an item's own code, a rehearsal, a test's server.
+# One wait that may move large data: an operation of TensorStore, a save at exit, an item's own code, a rehearsal.
 # Then it is an error that names what is not done.
 LONGEST_S = 600.0
 # The processes that save one checkpoint, for all of them to call save.

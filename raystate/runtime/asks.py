@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar
 
 from raystate.core.coordinator.context import remember
 from raystate.core.formats.messages import Failure, Reply
 
 REMEMBERED = 4096
+
+Look = TypeVar("Look")
 
 
 class Asks:
@@ -54,3 +60,35 @@ class Asks:
             waiting, self._futures = [*self._futures.values()], {}
         for future in waiting:
             future.set_result(failure)
+
+
+class Looks:
+    """What others want to be done between two events of the machine: `ask` and `put` from any thread."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+
+    def put(self, do: Callable[[], object]) -> None:
+        """Do it. An exception ends the loop."""
+        self._waiting.put(do)
+
+    def ask(self, view: Callable[[], Look]) -> Future[Look]:
+        """What `view` gives, or raises."""
+        found: Future[Look] = Future()
+
+        def answer() -> None:
+            if not found.set_running_or_notify_cancel():
+                return  # the asker has stopped waiting
+            try:
+                found.set_result(view())
+            except Exception as error:
+                found.set_exception(error)
+
+        self._waiting.put(answer)
+        return found
+
+    def answer_all(self) -> None:
+        """Those that wait."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()()

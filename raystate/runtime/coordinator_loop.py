@@ -5,7 +5,6 @@ One thread owns the machine. Slow commands run on worker threads and come back a
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import queue
@@ -13,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar, assert_never
+from typing import Any, Protocol, assert_never
 
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.coordinator.retention import Keep
@@ -46,7 +45,7 @@ from raystate.core.formats.messages import (
     Tick,
     Write,
 )
-from raystate.runtime.asks import Asks
+from raystate.runtime.asks import Asks, Look, Looks
 from raystate.runtime.ledger import Ledger
 from raystate.runtime.long_waits import LongWaits
 from raystate.runtime.one_storage import Claim
@@ -58,8 +57,6 @@ from raystate.storage import LogGoneError, Storage
 from raystate.waits import AGAIN_S, ASKED_AGAIN_S, CRASHED_AGAIN_S, RETRY_FIRST_S
 
 logger = logging.getLogger("raystate.coordinator")
-
-Look = TypeVar("Look")
 
 
 class Hosts(Protocol):
@@ -141,7 +138,7 @@ class CoordinatorLoop:
         self._restarted = restarted
         self._claim_s = float("-inf")  # when to try (again)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._looks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._looks = Looks()
         self._asks = Asks()
         self._workers = workers or Workers.threads()
         self._storing = Storing(
@@ -197,25 +194,10 @@ class CoordinatorLoop:
 
     def look(self, view: Callable[[Coordinator, float], Look]) -> Future[Look]:
         """What `view(machine, now_s)` finds, between two events. It must change nothing. Before the claim and after the end, too."""
-        found: Future[Look] = Future()
-
-        def answer() -> None:
-            if not found.set_running_or_notify_cancel():
-                return  # the asker has stopped waiting
-            try:
-                found.set_result(view(self.machine, self._clock()))
-            except Exception as error:
-                found.set_exception(error)
-
-        self._looks.put(answer)
+        found = self._looks.ask(lambda: view(self.machine, self._clock()))
         if self._ended.is_set():  # nothing moves any more, and no turn comes
-            self._answer_looks()
+            self._looks.answer_all()
         return found
-
-    def _answer_looks(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._looks.get_nowait()()
 
     def going(self) -> Future[tuple[Going, ...]]:
         """Saves and restores under way."""
@@ -243,7 +225,7 @@ class CoordinatorLoop:
             self._asks.fail_all(Failure(error="RaystateError", message=text))
             self._end(f"stopped: {error}")
         finally:
-            self._answer_looks()  # of those who asked before they could know that it has ended
+            self._looks.answer_all()  # of those who asked before they could know that it has ended
 
     def turn(self, timeout_s: float = 0.0) -> bool:
         """Handle the next event, if one comes within `timeout_s`; and a Tick when it is time, however many events there are.
@@ -253,7 +235,7 @@ class CoordinatorLoop:
         Returns:
             False: there was nothing to do.
         """
-        self._answer_looks()
+        self._looks.answer_all()
         if self._ended.is_set():
             return False
         if self.attempt < 0:

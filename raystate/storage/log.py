@@ -60,8 +60,8 @@ class RunLog(LogReader):
 
         Returns:
             "ok": this entry is in the log (perhaps by an earlier call whose answer was lost). "taken": the log went on without it;
-            `tail` is its newest entry. "failed": storage failed and **the outcome is unknown**: the entry may still appear, so the
-            only things to do are this same append again, or to give up. "refused": one that it needs is missing, and it was never sent.
+            `tail` is its newest entry. "failed": storage failed, and the entry may still appear.
+            Repeat this very append, or give up. "refused": one that it needs is missing, and it was never sent.
         """
         try:
             return self._append(entry, needs)

@@ -49,7 +49,7 @@ def is_unfinished(names: Iterable[str]) -> bool:
 
 
 def says_what_is_there(name: str) -> bool:
-    """Whether a reader finds out by this file what a checkpoint holds; it is small, and its name tells nothing of who wrote it.
+    """Whether the file describes a checkpoint. Such files are small, and each save gives them the same names.
 
     Args:
         name: relative to the checkpoint's folder; the whole name of a checkpoint that is a single object.

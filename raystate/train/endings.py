@@ -80,7 +80,7 @@ def _failure(error: BaseException) -> RankFailure:
 
 
 def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once: bool = False) -> dict[int, RankFailure]:
-    """Give the other ranks a moment to fail or finish by themselves: the first error that is seen needn't be the cause.
+    """Wait a moment for the other ranks' own errors. The first one that is seen may be a consequence.
 
     A rank that has died ends the wait: the others won't say anything of their own any more. `once`: ask what each says now.
     """
@@ -161,8 +161,7 @@ def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told:
 
 
 def _beside(ending: Ending, found: Mapping[int, RankFailure]) -> Ending:
-    """With the errors that other ranks have raised of their own while this one ended as it was
-    told: only this cause names them."""
+    """Add the errors of ranks that failed while this rank stopped on request. No other text names them."""
     if ending.kind != "interrupted":
         return ending
     raised = [

@@ -124,7 +124,7 @@ def assemble(paths: list[str]) -> list[Any]:
 
 
 def pause(out: str, done: int) -> None:
-    """Waits while the test wants no step after `done`: see `Training.go_to`."""
+    """Waits while the test wants no step after `done`: see `Training.go_to_end`."""
     path = os.path.join(out, PAUSE)
     while True:
         try:

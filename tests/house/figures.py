@@ -57,7 +57,7 @@ def union(module: str, name: str) -> int:
 
 
 def parts() -> int:
-    """Objects that the Coordinator's machine is made of."""
+    """Parts that the Coordinator's machine makes itself, not those that a part has of its own."""
     (machine,) = (
         node
         for node in ast.parse((CORE / "coordinator" / "machine.py").read_text()).body

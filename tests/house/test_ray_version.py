@@ -74,7 +74,7 @@ RAYS = {path: ast.parse((REPO / path).read_text()) for path in ("raystate/actors
 # Beside what each is for, and the test that notices when it changes.
 JAX = {
     "raystate/arrays/placing.py",  # tests/model/test_weak_types.py
-    "raystate/compat/flax_several.py",  # tests/compat/test_several.py
+    "raystate/compat/flax_several.py",  # tests/compat/test_flax_several.py
     "raystate/compilation/jax_cache.py",  # tests/compilation/test_jax_internals.py
 }
 

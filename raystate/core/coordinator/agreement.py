@@ -310,5 +310,5 @@ class Agreement:
 
 
 def _refuses(word: TrainerWord, proposal: Proposal) -> bool:
-    """A rank says no, or went past the step before it heard of it: it can't say so, since its next step needs the others, who wait."""
+    """A rank has refused, or has passed the step unasked. The second kind can't answer: its next step needs ranks that wait."""
     return not word.ack_ok if word.ack_id == proposal.id else word.ack_id < proposal.id and word.newest_step >= proposal.step

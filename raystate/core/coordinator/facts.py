@@ -1,4 +1,4 @@
-"""What became of saves, as the log knows it, and what it is still to be told."""
+"""What the log says became of each save, and what the next entry has to add."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Laggards:
             self._end(group, hanging, text)
 
     def _waits_for_us(self) -> bool:
-        """Whether a rank waits for an answer that is not the other ranks' to give: a flush waits for their pieces, or for storage."""
+        """Whether a rank waits for the Coordinator itself. A flush does not count: it also waits for the other ranks' pieces."""
         return any(kind is not FlushAsked for kind in self._context.open_asks.values())
 
     def _unusual_s(self, last: int) -> float:

@@ -1,4 +1,4 @@
-"""The end of the run: close(), release by the driver, and release when no trainer is left."""
+"""Answers wait_until_finished(), and ends the run: by close(), by the driver, or when no trainer is left."""
 
 from __future__ import annotations
 

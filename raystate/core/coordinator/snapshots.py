@@ -1,4 +1,4 @@
-"""From the hosts' reports to advice: which step is stable, which is dead, how often to snapshot, and what must be kept.
+"""From the hosts' reports to advice: which step is stable, which is dead, how often to snapshot, what must be kept, and which ranks lag.
 
 Hosts that skip different steps would never have one in common. So every host learns which steps are dead, and when hosts skip, all
 get a larger common interval.

@@ -1,4 +1,4 @@
-"""What a run is doing, as a value: for `raystate status`."""
+"""What a run is doing, and which trainers are there, as values: for `raystate status`, and for who may use the run."""
 
 from __future__ import annotations
 

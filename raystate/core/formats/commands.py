@@ -124,8 +124,8 @@ class Finish:
     Attributes:
         reason: why.
         by_attempt: None: the run is released. The HostActors end with their arenas, and what no step needs is removed from storage.
-            Else the log is that attempt's: the storage is left alone.
-        by_stranger: that attempt is of another cluster. Each question is answered with
+            Else the log is that attempt's, or this attempt is given up by its user: the storage is left alone.
+        by_stranger: that attempt is of another cluster, or the run is given up. Each question is answered with
             StaleAttemptError, the trainers here have been advised that their run is over, and the
             HostActors end. Else it is this run's next Coordinator, which answers these very
             trainers and has these very HostActors.

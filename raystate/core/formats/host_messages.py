@@ -197,13 +197,13 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """These slots stay as they are until HoldEnded; of those that were asked for, what isn't here is missing.
+    """The answer to HoldAsked and to Write. These slots stay as they are until HoldEnded; what isn't here is missing.
 
     An order that was given before gets no command. Its answer is the outcome of that one execution.
 
     Attributes:
         order: write their pieces; None: a reader has asked.
-        refused: why the order is not carried out.
+        refused: why the order is not carried out: then nothing is held.
     """
 
     places: tuple[Place, ...]
