@@ -156,7 +156,7 @@ class CoordinatorActor:
         service = self._started
         presence, now_s = await self._presence(service), time.monotonic()
         if self._given_up or (service.ended and service.failed is None):
-            return self._ending()
+            return self._again(self._given_up or f"run {self._config.run!r} has been released, and its actors are about to end")
         if service.failed is not None:
             return service.failed
         admission = admit(self._owner, owner, presence, config=self._config, owner_s=self._owner_s, now_s=now_s, takeover=takeover)
@@ -164,8 +164,11 @@ class CoordinatorActor:
             if admission.rests_on and not await self._trains(admission.rests_on):
                 return dataclasses.replace(admission.failure, details={**admission.failure.details, "starting": True})
             return admission.failure
-        if owner.identity != self._owner.identity and (gone := await self._why_log_is_gone(service)):
+        before = self._owner
+        if owner.identity != before.identity and (gone := await self._why_log_is_gone(service)):
             return self._without_log(service, gone, takeover)
+        if self._owner is not before or self._given_up:
+            return self._again(f"another process was faster to get run {self._config.run!r}")
         if owner.job_id != self._owner.job_id:
             show_to(owner.job_id)
         if owner.identity != self._owner.identity or owner.rank == 0:
@@ -200,15 +203,15 @@ class CoordinatorActor:
         except TimeoutError:  # storage is slow: nothing says that the log is gone
             return ""
 
-    def _ending(self) -> Failure:
-        why = self._given_up or f"run {self._config.run!r} has been released, and its actors are about to end"
+    def _again(self, why: str) -> Failure:
+        """The asker asks once more in a moment."""
         return Failure(error="RunInUseError", message=why, details={"run": self._config.run, "starting": True})
 
     def _without_log(self, service: CoordinatorLoop, gone: str, takeover: bool) -> Failure:
         """Another launch comes, and the folder of the run whose steps the hosts hold is gone."""
         if takeover:
             self._give_up(service, f"run {self._config.run!r} was given up: {gone}")
-            return self._ending()
+            return self._again(self._given_up)
         ways_out = (
             "bring it back; or pass takeover=True to give up what this cluster's memory holds of the run, and begin anew "
             "(StateManager and fit take it)"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import pickle
 import threading
+from concurrent.futures import Future
 from typing import Any
+from unittest import mock
 
 import pytest
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN
@@ -13,6 +16,7 @@ from orbax.checkpoint.checkpoint_managers import save_decision_policy as save_po
 from ray import cloudpickle
 
 import raystate
+from raystate.actors.coordinator import CoordinatorActor
 from raystate.actors.kept import check_travels
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.coordinator.status import Presence, presence_of
@@ -22,6 +26,7 @@ from raystate.core.formats.messages import (
     Ask,
     Claimed,
     Event,
+    Failure,
     HostDown,
     HostId,
     HostReported,
@@ -362,3 +367,52 @@ def test_a_launch_may_open_again_with_another_configuration_while_some_of_its_ra
     assert refusal.details["starting"], "it asks again"
     run.joins(6.0, world=2, group="y")
     assert admitted(owner, asking, run.at(7.0), 7.0).failure.error == "ConfigError"
+
+
+# ---------------------------------------------------------------- asking, all at once
+
+
+class Service:
+    """What `hello` asks of a Coordinator's loop: the run is free, and its log is there."""
+
+    attempt, failed = 1, None
+
+    def __init__(self, *, ended: bool = False):
+        self.ended = ended
+
+    def look(self, _: object) -> Future[Presence]:
+        found = Future[Presence]()
+        found.set_result(Presence())
+        return found
+
+    def why_log_is_gone(self) -> str:
+        return ""
+
+
+def coordinator(service: Service, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("raystate.actors.coordinator.show_to", lambda _: None)
+    actor: Any = object.__new__(CoordinatorActor)
+    actor._config, actor._service, actor._owner, actor._owner_s = CONFIG, service, SCRIPT, 0.0
+    actor._given_up, actor._kept_owner = "", mock.Mock()
+    return actor
+
+
+def test_of_two_that_ask_for_a_free_run_at_once_one_gets_it(monkeypatch: pytest.MonkeyPatch):
+    actor = coordinator(Service(), monkeypatch)
+
+    async def ask() -> list[Any]:
+        return await asyncio.gather(
+            actor.hello(OTHER, False), actor.hello(dataclasses.replace(OTHER, launch="third", pid=10), False)
+        )
+
+    answers = asyncio.run(ask())
+    (refused,) = [one for one in answers if isinstance(one, Failure)]
+    assert refused.error == "RunInUseError" and refused.details["starting"], "it asks again, and hears who has the run"
+    assert actor._owner in (OTHER, dataclasses.replace(OTHER, launch="third", pid=10))
+
+
+@pytest.mark.parametrize("asking", [SCRIPT, dataclasses.replace(SCRIPT, config=CONFIG.replace(keep_last=2)), OTHER])
+def test_a_run_that_has_been_released_is_asked_for_again(asking: Owner, monkeypatch: pytest.MonkeyPatch):
+    """A rank that opened it again with another configuration was refused for good."""
+    answer = asyncio.run(coordinator(Service(ended=True), monkeypatch).hello(asking, False))
+    assert isinstance(answer, Failure) and answer.details["starting"]
