@@ -13,7 +13,12 @@ import pickle, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, restore_tree
+from raystate.arrays.holdings import Holding
+from raystate.arrays.memory import MemorySource
+from raystate.arrays.restore import restore_tree
+from raystate.arrays.spare import Spare
+from raystate.arrays.stage import copy, hold
+from raystate.arrays.tree import describe
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.local_values import local_checksums
 from raystate.core.formats.tree import SlotTable
