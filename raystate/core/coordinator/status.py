@@ -95,7 +95,7 @@ def presence_of(machine: Coordinator, now_s: float) -> Presence:
         leaving=machine.leaving.phase != "open",
         joined_s=joins.joined_s,
         heard_s=joins.heard_s,
-        held_step=max((one.step for view in views for one in view.staged), default=-1),
+        held_step=max((one.step for one in machine.memory.snaps), default=-1),
         durable_step=machine.journal.durable_step,
     )
 
