@@ -360,7 +360,7 @@ class CoordinatorLoop:
 
     def refuse(self, failure: Failure) -> None:
         """End before anything is trained. For other threads."""
-        self._looks.put(lambda: self._refuse(failure))
+        self._looks.put(lambda: self._ended.is_set() or self._refuse(failure))
 
     def _refuse(self, failure: Failure) -> None:
         self._ended.set()
@@ -373,7 +373,7 @@ class CoordinatorLoop:
 
     def give_up(self, reason: str) -> None:
         """End, the hosts with what they hold, and each trainer at its next save. For other threads."""
-        self._looks.put(lambda: self._handle(GivenUp(reason=reason)))
+        self._looks.put(lambda: self._ended.is_set() or self._handle(GivenUp(reason=reason)))
 
     def _stop_use(self, text: str, *, hosts_end: bool, **details: Any) -> None:
         self._ended.set()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raystate.core.formats.errors import StorageError
-from raystate.core.formats.messages import LeaveReply, ReleaseAsked, SaveId, Write
+from raystate.core.formats.messages import Failure, LeaveReply, ReleaseAsked, SaveId, Write
 from raystate.core.formats.tree import Package
 from raystate.storage import Storage
 from raystate.testing.storage.contract import tree
@@ -121,3 +121,15 @@ def test_who_looks_at_a_coordinator_that_has_ended_is_answered(storage: Storage,
         assert process.loop.ended and process.loop.failed is not None
     late = process.loop.look(lambda machine, _: machine.attempt)
     assert (early.result(timeout=0.0), late.result(timeout=0.0)) == (1, 1)
+
+
+def test_what_is_asked_of_a_coordinator_that_has_ended_is_not_done(storage: Storage) -> None:
+    """Only who looks is answered then: another end would take back a run that is released."""
+    process = Process(storage, name="p", witness=Nobody())
+    start(process)
+    end(process)
+    before = tree(storage)
+    process.loop.refuse(Failure(error="ConfigError", message="too late"))
+    process.loop.give_up("too late")
+    assert process.loop.look(lambda machine, _: machine.finished).result(timeout=0.0)
+    assert process.loop.failed is None and tree(storage) == before
