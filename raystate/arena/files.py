@@ -78,9 +78,11 @@ def default_root(arena_dir: str | None = None) -> Path:
             got=str(above),
         )
     # Another user may have taken the name. A folder of this user is looked for first: it must be
-    # found again.
+    # found again. Each name is looked at once: another run may remove or make the folder meanwhile.
     names = [above / f"{PREFIX}{os.geteuid()}{more}" for more in ("", *(f".{number}" for number in range(1, _OTHER_NAMES)))]
-    mine = next(filter(is_private_dir, names), None) or next((path for path in names if not os.path.lexists(path)), None)
+    entries = {path: _lstat(path) for path in names}
+    mine = next((path for path, found in entries.items() if found is not None and _is_private(found)), None)
+    mine = mine or next((path for path, found in entries.items() if found is None), None)
     if mine is None:
         raise ConfigError(
             f"arena_dir: {names[0]} and {len(names) - 1} names like it are taken by others; set another arena_dir",
@@ -106,10 +108,19 @@ def arena_path(root: Path, run_hash: str, node_id: str) -> Path:
 
 def is_private_dir(path: Path) -> bool:
     """Whether `path` is a real directory (no link) that only this user can enter, as arenas are."""
+    found = _lstat(path)
+    return found is not None and _is_private(found)
+
+
+def _lstat(path: Path) -> os.stat_result | None:
+    """What lies there, not followed; None: nothing that this process can see."""
     try:
-        found = os.lstat(path)
+        return os.lstat(path)
     except OSError:
-        return False
+        return None
+
+
+def _is_private(found: os.stat_result) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
 
 
@@ -213,11 +224,8 @@ def _foreign(path: Path) -> RaystateError:
 
 
 def _looks_like(path: Path) -> str:
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return "gone by now"
-    return f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"
+    found = _lstat(path)
+    return "gone by now" if found is None else f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"
 
 
 def remove_entry(path: Path) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,22 @@ def test_a_name_that_somebody_else_has_taken_is_left_to_them(root: Path):
     (root / OWN).unlink()
     with opened(root) as again:
         assert again.adopted and again.path.parent.name == f"{OWN}.3", "what memory holds is found again"
+
+
+def test_a_folder_that_another_run_makes_meanwhile_is_this_users(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that took the next name for it would wait at a door that its HostActor never opens."""
+    looked, lstat = set[str](), os.lstat
+
+    def look_before_it_is_made(path: Any) -> os.stat_result:
+        if str(path) == str(root / OWN) and not looked:
+            looked.add(OWN)
+            (root / OWN).mkdir(mode=0o700)
+            raise FileNotFoundError
+        return lstat(path)
+
+    monkeypatch.setattr(os, "lstat", look_before_it_is_made)
+    assert default_root(str(root)) == root / OWN
+    assert looked
 
 
 def test_all_names_taken_is_an_error_that_names_the_way_out(root: Path):
