@@ -32,6 +32,9 @@ BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 # Without Ray: two processes that keep to a core each.
 ONE_CORE := $(BY_FILE) -p tests.one_core
 
+# Else, where it is set, each of the hundreds of processes that the tests start compiles raystate's modules anew: 0.3 s of a core.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart demo test test-more test-core test-ray test-long test-timed test-all test-versions check house docs bench bench-gpu format clean venv
 .DEFAULT_GOAL := test
 
