@@ -34,6 +34,8 @@ _ENVIRONMENT = {
     "RAY_enable_metrics_collection": "0",  # nobody reads them, and each node's agent gathers them every five seconds
     # A process of its own for each worker group, which asks whether the provider will take a node. tests/cluster/test_train_fit.py has it.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # Waiting processes double what each of the many short runs costs. Where they matter, a test switches them on.
+    "RAYSTATE_STANDBY": "0",
     "RAY_worker_niceness": "0",  # else, on a machine that does much else, Ray's workers (15) get next to nothing
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else every gcsfs call to a local server hangs on a gRPC probe
     # Else requests looks through the whole environment for proxies at each of its requests to a local server.

@@ -59,9 +59,6 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, gcs_server: GcsServer)
     cluster = start_ray(_cluster)
     ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
     cluster.wait_for_nodes(PATIENCE_S)
-    # Waiting processes double what each of the many short runs costs. Where they matter a test switches them on: so not before Ray
-    # has started, whose processes inherit it.
-    os.environ["RAYSTATE_STANDBY"] = "0"
     cloudpickle.register_pickle_by_value(toy)
     yield cluster
     ray.shutdown()

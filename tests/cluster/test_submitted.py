@@ -39,7 +39,6 @@ def test_the_documented_line_resumes_from_any_folder_after_an_edit(tmp_path: Pat
         **os.environ,
         "HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "RAYSTATE_STANDBY": "0",
     }
     cluster = subprocess.Popen(
         [sys.executable, "-c", CLUSTER], cwd=elsewhere, env={**environment, "PYTHONPATH": str(REPO)},

@@ -81,7 +81,7 @@ def test_two_disks_at_one_path_are_refused_with_both_hosts(tmp_path: Path) -> No
         pytest.skip("this system gives a process no mounts of its own: nothing can be another disk at the same path")
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, json.dumps([str(disk), *NEW_MOUNTS]), str(result)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPO, env={**job_environment(1), "RAYSTATE_STANDBY": "0"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPO, env=job_environment(1),
     )  # fmt: skip
     try:
         _, errors = driver.communicate(timeout=PATIENCE_S)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.docs.running import Interpreter, interpreter
-from tests.processes import start_ray
+from tests.processes import start_ray, xla_flags
 
-# No waiting processes, which cost more here than they save; a dead worker is noticed soon; one device, as a user has it.
-SETTINGS = {"RAYSTATE_STANDBY": "0", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2", "XLA_FLAGS": ""}
+# A dead worker is noticed soon; one device, as a user has it.
+SETTINGS = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2", "XLA_FLAGS": xla_flags(1)}
 
 
 @pytest.fixture(scope="module")

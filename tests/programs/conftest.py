@@ -22,7 +22,6 @@ def ray_address() -> Iterator[str]:
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYSTATE_STANDBY", "0")  # before Ray starts: waiting processes cost more here than they save
         patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
         start_ray(lambda: ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR))
         yield ray.get_runtime_context().gcs_address
