@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.patience import PATIENCE_S
-
-REPO = Path(__file__).parents[2]
+from tests.processes import REPO, job_environment
 
 
 def _run(*command: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(REPO), "RAY_ADDRESS": "local"}
+    environment = {**job_environment(1), "RAY_ADDRESS": "local"}
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, timeout=timeout_s, check=False, cwd=REPO, env=environment
     )

@@ -21,6 +21,7 @@ from raystate.manager import session as _session
 from raystate.storage import run_hash
 from tests.cluster.strikes import pid_of
 from tests.patience import PATIENCE_S
+from tests.processes import job_environment
 
 
 def _state(step: int = 0) -> dict[str, Any]:
@@ -127,7 +128,7 @@ with raystate.StateManager(config) as manager:
 
 def test_a_script_that_leaves_ray_before_it_closes_is_told_so(tmp_path: Path) -> None:
     """save() said True, wait_until_finished() waited for minutes, and Ray was started anew for the question."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "XLA_FLAGS": "", "RAY_ADDRESS": "local"}
+    environment = {**job_environment(1), "RAY_ADDRESS": "local"}
     script = [sys.executable, "-c", LEAVES, str(tmp_path / "run")]
     ended = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import subprocess
 import sys
@@ -20,9 +19,8 @@ from raystate.storage import run_hash
 from tests.cluster import strikes
 from tests.diffs import apply_hunk, hunks_of
 from tests.patience import PATIENCE_S
-from tests.processes import kill_family
+from tests.processes import REPO, job_environment, kill_family
 
-REPO = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("outside_script.py")
 # README's first script has one.
 CONFIG = 'import sys, raystate\nconfig = raystate.StateConfig(storage=sys.argv[1], run="outside", save_every_steps=5)\n'
@@ -42,7 +40,7 @@ class Run:
 
     def __init__(self, script: Path, storage: Path):
         # A Ray of its own, not that of another test, which may be killed at any time.
-        environment = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": "", "RAY_ADDRESS": "local"}
+        environment = {**job_environment(1), "RAY_ADDRESS": "local"}
         self._log = script.with_suffix(".log")
         with open(self._log, "wb") as stream:
             self._process = subprocess.Popen(

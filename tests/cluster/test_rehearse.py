@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,8 +14,7 @@ import ray
 from raystate.actors.naming import find_coordinators
 from raystate.arena import default_root
 from tests.patience import PATIENCE_S
-
-REPO = Path(__file__).parents[2]
+from tests.processes import job_environment
 
 SCRIPT = """
 import jax, jax.numpy as jnp
@@ -56,7 +54,7 @@ def left() -> set[object]:
 
 def rehearse(cluster: Any, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "RAY_ADDRESS": cluster.address, "XLA_FLAGS": ""}
+    environment = {**job_environment(1), "RAY_ADDRESS": cluster.address}
     command = [sys.executable, "-m", "raystate", "rehearse", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
 

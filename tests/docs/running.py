@@ -17,6 +17,8 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
+from tests.processes import xla_flags
+
 REPO = Path(__file__).parents[2]
 ON_RAY = "<!-- examples: Ray -->"  # in a page whose examples need a Ray cluster
 A_PROGRAM = "<!-- a program:"  # in a page whose examples are a script, its changes and its commands: `run_tutorial` runs it
@@ -84,5 +86,5 @@ class Interpreter:
 @contextlib.contextmanager
 def interpreter(**environment: str) -> Iterator[Interpreter]:
     """An `Interpreter` with these environment variables besides those of the tests; as a user has it: with one device."""
-    with contextlib.closing(Interpreter({"XLA_FLAGS": "", **environment})) as one:
+    with contextlib.closing(Interpreter({"XLA_FLAGS": xla_flags(1), **environment})) as one:
         yield one

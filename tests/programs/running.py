@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import Any
 import raystate
 from tests.cluster.training import with_callback
 from tests.patience import PATIENCE_S
-from tests.processes import xla_flags
+from tests.processes import REPO, job_environment, xla_flags
 from tests.programs.attempt import attempt
 
-REPO = Path(__file__).parents[2]
 STEPS, DIES_AFTER, SAVE_EVERY = 14, (6, 10), 4
 
 
@@ -72,7 +70,7 @@ def run_script(place: Place, address: str, given: dict[str, Any], devices: int) 
         Its exit code; negative if a signal ended it.
     """
     state = {"storage": place.storage, "run": place.run, "save_every_steps": SAVE_EVERY}
-    environment = {**os.environ, "RAY_ADDRESS": address, "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": str(REPO)}
+    environment = {**job_environment(devices), "RAY_ADDRESS": address}
     command = [sys.executable, "-m", "tests.programs.attempt", json.dumps({**given, "state": state})]
     with open(place.out / "log", "ab") as log:
         done = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -19,9 +18,8 @@ from raystate.storage import open_storage
 from tests.cluster.training import wait_for
 from tests.diffs import apply_hunk, hunks_of
 from tests.patience import PATIENCE_S
-from tests.processes import kill_all, kill_family
+from tests.processes import REPO, job_environment, kill_all, kill_family
 
-REPO = Path(__file__).parents[2]
 PAGE = REPO / "docs/howto/adopt.md"
 ORIGINALS = Path(__file__).parent / "originals"
 MOST_LINES = 10  # that a diff may add and remove
@@ -49,7 +47,7 @@ class Program:
         folder.mkdir()
         (folder / "program.py").write_text(text)
         self.folder = folder
-        self._environment = {**os.environ, "RAY_ADDRESS": address, "XLA_FLAGS": "", "PYTHONPATH": str(REPO)}
+        self._environment = {**job_environment(1), "RAY_ADDRESS": address}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, steps: int) -> None:
