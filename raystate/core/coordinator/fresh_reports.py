@@ -7,8 +7,7 @@ from collections.abc import Callable
 from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.memory import HostView, Memory
-from raystate.core.coordinator.snapshots import Snapshots
-from raystate.core.formats.names import group_of
+from raystate.core.formats.names import HostId, group_of
 
 
 class FreshReports:
@@ -18,10 +17,9 @@ class FreshReports:
         began_s: when it was asked last.
     """
 
-    def __init__(self, context: Context, memory: Memory, snapshots: Snapshots):
+    def __init__(self, context: Context, memory: Memory):
         self._context = context
         self._memory = memory
-        self._snapshots = snapshots
         self._seq = -1  # of the advice that asks; -1: it waits for the hosts that are being gathered
         self.began_s = 0.0
 
@@ -33,10 +31,10 @@ class FreshReports:
 
     def gathered(self) -> str:
         """Ask, if that had to wait. Gives the hosts for which it has to wait still; "" if for none."""
-        if self._snapshots.gathering:
-            return named(sorted(self._snapshots.gathering))
+        if self._memory.gathering:
+            return named(sorted(self._memory.gathering))
         if self._seq < 0:
-            self._seq = self._snapshots.demand_fresh()
+            self._seq = self._memory.ask_all()
         return ""
 
     def first_late(self, is_late: Callable[[HostView], bool]) -> HostView | None:
@@ -68,12 +66,14 @@ class RestoreReports(FreshReports):
         """The host's last report was made after all ranks had asked, and no trainer of an older worker group is left there."""
         return self.is_answered(view) and all(group_of(one.lineage) == group.name for one in view.trainers)
 
-    def give_up_late(self, group: Group, waited_s: float) -> None:
-        """Count hosts as down that have had their time to answer, so that the restore goes on without what they hold."""
+    def overdue(self, group: Group, waited_s: float) -> list[tuple[HostId, str]]:
+        """Hosts that have had their time to answer, each with the reason why the restore goes on without what it holds."""
+        found: list[tuple[HostId, str]] = []
         limit_s = self._context.settings.host_timeout_s
-        for view in list(self._memory.views):
+        for view in self._memory.views:
             # One that has just come back is given the time to answer; one that speaks and has not heard the question yet, too.
             patient = self.is_on_its_way(view) and waited_s < 2 * limit_s
-            if view.up and not self.is_fresh(view, group) and self._snapshots.had_its_time(view) and not patient:
+            if view.up and not self.is_fresh(view, group) and self._memory.had_its_time(view) and not patient:
                 why = "trainers of an older lineage are still there" if self.is_answered(view) else "no report"
-                self._snapshots.give_up_on(view.host, f"{why} after {waited_s:.1f} s of restoring")
+                found.append((view.host, f"{why} after {waited_s:.1f} s of restoring"))
+        return found

@@ -49,8 +49,8 @@ class Leaving:
         self.saves = saves
         self.snapshots = snapshots
         self.phase: Phase = "open"
-        self.promises = Promises(context, memory, joins, journal, saves, snapshots)
-        self._fresh_reports = FreshReports(context, memory, snapshots)
+        self.promises = Promises(context, memory, joins, journal, saves)
+        self._fresh_reports = FreshReports(context, memory)
         self._asks = Barrier()
         self._group: Group | None = None  # None: a release, no rank is asked
         self._left: dict[int, LeaveAsked] = {}  # by rank
@@ -198,7 +198,7 @@ class Leaving:
         if group is not None:
             # A rank that has saved nothing since its restore has no word to be heard.
             # (test_ending.test_a_new_coordinator_hears_all_hosts_before_it_ends_a_run)
-            if gathering := self.snapshots.gathering:
+            if gathering := self.memory.gathering:
                 return f"no report of hosts {named(sorted(gathering))}"
             rank = group.first_unheard(lambda rank: self._left[rank].word)
             return "" if rank is None else f"no report of what {self.joins.where([rank])} has saved"
@@ -359,7 +359,7 @@ class Leaving:
         if group is None:
             self._speaker = None
             for view in list(self.memory.views):
-                if self._is_late(view) and self.snapshots.had_its_time(view):
+                if self._is_late(view) and self.memory.had_its_time(view):
                     self.snapshots.give_up_on(view.host, f"no report after {waited_s:.1f} s of the release")
         elif waited_s >= self.context.settings.barrier_timeout_s:
             self._refuse("BarrierTimeoutError", f"{why} after {waited_s:.1f} s", phase="close", waited_s=waited_s)

@@ -167,6 +167,9 @@ class Memory:
         self.views: list[HostView] = []  # the same, in the order in which they came
         self.snaps: dict[SnapshotId, Snap] = {}
         self.base: Invalidate | None = None  # the newest recovery decision that is known
+        self.gathering: set[str] = set()  # hosts that existed at the claim and have not reported yet
+        self.advice_seq = 0  # of the newest advice
+        self.asks_all = False  # the next advice goes to every host, also if it says nothing new
         self._decisions = 0
         self._told_s: dict[HostId, float] = {}  # when each host was told the newest one last
 
@@ -207,6 +210,16 @@ class Memory:
         view.why_down = why
         view.sent = None
         view.trainers = ()
+
+    def had_its_time(self, view: HostView) -> bool:
+        """Whether it could have reported by now: one that has only just come back gets as long as the others had."""
+        return self.context.now_s - view.up_s >= self.context.settings.host_timeout_s
+
+    def ask_all(self) -> int:
+        """Ask every host what it holds now. Gives the number of the advice that asks: a report that
+        knows it is an answer."""
+        self.asks_all = True
+        return self.advice_seq + 1
 
     def exited(self, event: TrainerExited) -> None:
         """The host's next report won't list it any more."""

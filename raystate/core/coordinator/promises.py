@@ -12,7 +12,6 @@ from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.saves import Saves
-from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.formats.events import FlushAsked, LeaveAsked
 from raystate.core.formats.names import Ask, SnapshotId
 from raystate.core.formats.replies import FlushReply
@@ -62,9 +61,8 @@ class Fates:
 class Promises:
     """Waits for durability on behalf of the ranks that have called wait_until_finished(). All are looked at after each batch of events."""
 
-    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
+    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal, saves: Saves):
         self._context = context
-        self._snapshots = snapshots
         self._memory = memory
         self._joins = joins
         self._journal = journal
@@ -142,7 +140,7 @@ class Promises:
         past = (gone for gone in self._journal.facts.retired.values() if gone.step > key.step)
         if not any(one.lineage in lineages for one in itertools.chain(newer, past)):
             return False
-        if self._memory.complete(key) is not None or self._snapshots.gathering:
+        if self._memory.complete(key) is not None or self._memory.gathering:
             return False
         return all(view.up for view in self._memory.views)
 

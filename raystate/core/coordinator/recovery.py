@@ -51,7 +51,7 @@ class Restores:
         self.snapshots = snapshots
         self.phase: Phase = "idle"
         self._asks = RestoreAsks()
-        self._fresh_reports = RestoreReports(context, self.memory, snapshots)
+        self._fresh_reports = RestoreReports(context, self.memory)
         self._restorable = Restorable(self.memory, self.journal, self.saves)
         self.withdrawals = withdrawals
         self._group: Group | None = None
@@ -342,7 +342,7 @@ class Restores:
             safe=durable,
             saving=saving,
             durable_step=self.journal.durable_step,
-            advice=(self.context.attempt, self.snapshots.seq),
+            advice=(self.context.attempt, self.memory.advice_seq),
         )
         for ask in self._asks.everybody():
             self.context.answer(ask, settled)
@@ -384,7 +384,8 @@ class Restores:
     def _give_up_late(self, group: Group, waited_s: float) -> None:
         settings = self.context.settings
         if waited_s >= settings.host_timeout_s:
-            self._fresh_reports.give_up_late(group, waited_s)
+            for host, why in self._fresh_reports.overdue(group, waited_s):
+                self.snapshots.give_up_on(host, why)
         asked_s = waited_s if self._rolls_back else self.context.now_s - self._fresh_reports.began_s
         if asked_s >= settings.restore_timeout_s:
             waiting = self._waiting_for(group) or "the log"

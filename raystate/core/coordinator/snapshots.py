@@ -42,14 +42,11 @@ class Snapshots:
         self.interval = self._longest = 1
         self.proposal: Proposal | None = None
         self.failure: Failure | None = None
-        self.gathering: set[str] = set()  # hosts that existed at the claim and have not reported yet
         self.gather_until_s = 0.0
         self.inheriting = False  # the proposals of an earlier attempt are not known yet
         self.last_trainer_s = 0.0  # when a trainer was last seen alive
-        self.seq = 0
         self._lineage = ""
         self._advice: Advice | None = None  # the newest
-        self._forced = False
         self._mark = -1  # skips up to this step were caused by the interval before
         self._calm = CALM_SNAPSHOTS
         self._base_keys: set[SnapshotId] = set()  # what the present lineage has restored
@@ -59,7 +56,7 @@ class Snapshots:
 
     def start(self, hosts: tuple[str, ...]) -> None:
         """This attempt owns the run: nothing is decided before the hosts that there are have reported, or have had their time to."""
-        self.gathering = set(hosts)
+        self.memory.gathering = set(hosts)
         self.gather_until_s = self.context.now_s + self.context.settings.host_timeout_s
         self.last_trainer_s = self.context.now_s
         self.saves.absence.begin()
@@ -94,10 +91,6 @@ class Snapshots:
                 self._fall(view, event.reason)
             self.saves.absence.lost(view.host)
 
-    def had_its_time(self, view: HostView) -> bool:
-        """Whether it could have reported by now: one that has only just come back gets as long as the others had."""
-        return self.context.now_s - view.up_s >= self.context.settings.host_timeout_s
-
     def give_up_on(self, host: HostId, why: str) -> None:
         """Count a host as down that answers too late; its next report brings it back."""
         self._fall(self.memory.hosts[host], why)
@@ -105,7 +98,7 @@ class Snapshots:
     def _fall(self, view: HostView, why: str) -> None:
         self.context.log("warning", f"host {view.host} is down: {why}")
         self.memory.forget(view, why)
-        self.gathering.discard(view.host)
+        self.memory.gathering.discard(view.host)
         self.saves.host_gone(view.host, why)
         self.saves.absence.went(view.host)
         self.copying.look_again()
@@ -124,8 +117,8 @@ class Snapshots:
         moved = self.joins.observe(view)
         if summary.trainers:
             self.last_trainer_s = self.context.now_s
-        if self.gathering:
-            self.gathering.discard(summary.host)
+        if self.memory.gathering:
+            self.memory.gathering.discard(summary.host)
             self.copying.look_again()
         group = self.joins.group
         if group is not None and group.lineage != self._lineage:
@@ -177,7 +170,7 @@ class Snapshots:
         # (test_recovery.test_what_becomes_complete_after_the_choice_is_not_called_stable)
         if group.restoring:
             return
-        if not self.copying.is_on or (not self.gathering and self.copying.is_safe(snap)):
+        if not self.copying.is_on or (not self.memory.gathering and self.copying.is_safe(snap)):
             self._stable(place)
 
     def _stable(self, place: tuple[int, int]) -> None:
@@ -278,18 +271,12 @@ class Snapshots:
                         keys.append(snap.id)
         return tuple(sorted(set(keys)))
 
-    def demand_fresh(self) -> int:
-        """Give every host new advice, so that a report which knows it is from after now. Returns its seq."""
-        self._forced = True
-        self.advise()
-        return self.seq
-
     def advise(self) -> None:
         """Give the hosts new advice if it differs from the last, and those that have missed the last the same once more."""
         group = self.joins.group
         # Advice frees slots and shows a proposal: not before all hosts have said what they hold.
         # (test_agreement.test_a_new_coordinator_goes_on_with_the_newest_proposal_that_a_host_shows)
-        if self.gathering or (group is None and self._advice is None and not self._forced):
+        if self.memory.gathering or (group is None and self._advice is None and not self.memory.asks_all):
             return
         if group is not None:
             self._look_at(group)
@@ -298,7 +285,7 @@ class Snapshots:
         decided = group is not None and (group.decided or self.stable != NOWHERE or (base is not None and base.by == lineage))
         advice = Advice(
             attempt=self.context.attempt,
-            seq=self.seq,
+            seq=self.memory.advice_seq,
             lineage=lineage,
             decided=decided,
             stable=self.stable,
@@ -313,15 +300,15 @@ class Snapshots:
         )
         self.saves.pace.say_if_held_up(advice.keep, lineage, self.stable)
         views = self._unadvised
-        if advice != self._advice or self._forced:
-            self._forced = False
-            self.seq += 1
-            advice = self._advice = replace(advice, seq=self.seq)
+        if advice != self._advice or self.memory.asks_all:
+            self.memory.asks_all = False
+            self.memory.advice_seq += 1
+            advice = self._advice = replace(advice, seq=self.memory.advice_seq)
             views = self.memory.views
         self._unadvised = []
         for view in views:
-            if view.up and view.sent != self.seq:
-                view.told(self.seq, self.context.now_s)
+            if view.up and view.sent != advice.seq:
+                view.told(advice.seq, self.context.now_s)
                 self.context.out.append(Advise(host=view.host, advice=advice))
 
     def _look_at(self, group: Group) -> None:
@@ -347,8 +334,8 @@ class Snapshots:
             elif view.up:
                 self.memory.tell_discard(view)
         self.copying.tick()
-        if self.gathering and now_s >= self.gather_until_s:
-            self.context.log("warning", f"hosts {named(sorted(self.gathering))} have not reported; going on without them")
-            self.gathering = set()
+        if self.memory.gathering and now_s >= self.gather_until_s:
+            self.context.log("warning", f"hosts {named(sorted(self.memory.gathering))} have not reported; going on without them")
+            self.memory.gathering = set()
         if self.failure is None and (failure := self._laggards.not_saving()) is not None:
             self.fail(failure)
