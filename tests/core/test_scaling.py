@@ -73,6 +73,18 @@ def test_what_each_rank_is_told_of_a_group_does_not_grow():
     assert max(sizes.values()) <= min(sizes.values()) + 8, sizes
 
 
+def test_a_report_that_comes_alone_costs_no_more_beside_many_hosts():
+    lines: dict[int, int] = {}
+    for count in (FEW, 16 * FEW):
+        fleet = ready(count)
+        fleet.say(2, pending=(2,))
+        work = Work()
+        with work.counted():
+            fleet.core.handle(fleet.waiting[0], fleet.now_s)
+        lines[count] = work.total
+    assert lines[16 * FEW] <= 1.1 * lines[FEW], lines
+
+
 @pytest.mark.parametrize("name", PHASES)
 def test_work_for_each_host_does_not_grow(name: str, works: dict[tuple[str, int], Work]):
     few, many = works[name, FEW], works[name, MANY]

@@ -26,7 +26,7 @@ class Copying:
     """Orders copies and judges whether a snapshot has enough of them.
 
     Attributes:
-        domains: the failure domain of each host that is there.
+        domains: the failure domain of each host that was there at the last look.
     """
 
     def __init__(self, context: Context, memory: Memory, joins: Joins):
@@ -35,6 +35,7 @@ class Copying:
         self.joins = joins
         self.domains: dict[HostId, str] = {}
         self._peers: Peers = {}
+        self._moves = 0  # of hosts, at the last look
         self._excused: dict[HostId, float] = {}  # hosts that are not waited for, until when
         self._told_of: set[str] = set()  # what is said once
         self._target: SnapshotId | None = None
@@ -43,7 +44,6 @@ class Copying:
         self._orders: dict[HostId, Copy] = {}  # the newest of each host, for the target
         self._seq = 0
         self._lacked = 0  # a rank
-        self._changed = True
 
     @property
     def is_on(self) -> bool:
@@ -56,7 +56,6 @@ class Copying:
         """Whether a complete snapshot has the copies that it can have now."""
         if not self.is_on:
             return True
-        self._assign()
         # From the rank that lacked one last: reports come one by one, and each asks.
         for turn in range(snap.world):
             rank = (self._lacked + turn) % snap.world
@@ -112,34 +111,19 @@ class Copying:
 
     # ---------------------------------------------------------------- who is there
 
-    def look_again(self) -> None:
-        """Hosts came, went, or can't do what they could."""
-        self._changed = True
+    def assign(self) -> None:
+        """Who keeps copies for whom, of the hosts that are there."""
+        if self.is_on and self._moves != self.memory.moves:
+            self._moves = self.memory.moves
+            self.domains = dict(self.memory.domains)
+            self._peers = assign_peers(self.domains, self.context.settings.replicas, self._peers)
 
-    def has_changed(self) -> bool:
-        """Whether snapshots may have enough copies now that had not, although no report told of a copy."""
-        if not self.is_on:
-            return False
-        self._assign()
-        changed, self._changed = self._changed, False
-        return changed
-
-    def _assign(self) -> None:
-        if not self._changed:
-            return
-        domains = {view.host: view.domain or view.host for view in self.memory.views if view.up}
-        if domains != self.domains:
-            self.domains = domains
-            self._peers = assign_peers(domains, self.context.settings.replicas, self._peers)
-
-    def reported(self, view: HostView, no_copies: str) -> None:
-        """A host has reported. `no_copies`: what it had said of that before."""
+    def reported(self, view: HostView) -> None:
+        """A host has reported."""
         if not self.is_on:
             return
-        if view.no_copies != no_copies:
-            self.look_again()
-            if view.no_copies:
-                self._say_once("warning", f"host {view.host} keeps no copies for other hosts: {view.no_copies}")
+        if view.no_copies:
+            self._say_once("warning", f"host {view.host} keeps no copies for other hosts: {view.no_copies}")
         order = self._orders.get(view.host)
         if view.host in self._excused and order is not None and not self._is_lacking(order):
             del self._excused[view.host]
@@ -155,6 +139,7 @@ class Copying:
         """Choose what is copied now, and tell who has to fetch it."""
         if not self.is_on:
             return
+        self.assign()
         snap = self._choose()
         if snap is None:
             return
@@ -213,6 +198,7 @@ class Copying:
         """Repeat orders, and stop waiting for copies that don't come."""
         if not self.is_on or self._target is None:
             return
+        self.assign()
         now_s = self.context.now_s
         for host in [host for host, until_s in self._excused.items() if now_s >= until_s]:
             del self._excused[host]
@@ -223,7 +209,6 @@ class Copying:
         if snap is not None and now_s - self._since_s >= limit_s and not self.is_safe(snap) and not self._may_lose_one():
             late = sorted({peer for rank in snap.pieces for peer in self._lacking(snap, rank) if self.is_waited_for(peer)})
             self._excused |= dict.fromkeys(late, now_s + EXCUSED_FOR * limit_s)
-            self._changed = True
             self.context.log(
                 "warning",
                 f"hosts {named(late)} have no copies of step {snap.step} after {now_s - self._since_s:.1f} s: snapshots count without "

@@ -209,7 +209,7 @@ class Coordinator:
     def _settle(self) -> None:
         """Let every part look at what is known and at the time, until a round gives no command.
 
-        The order, in each round: saves begin; recovery and agreement go on; those that wait for
+        The order, in each round: snapshots are judged; saves begin; recovery and agreement go on; those that wait for
         durability or for the end are answered; the journal gives the entries that all of these
         want; advice tells the hosts. Each part reads what the parts before it have left, and
         asks only the journal (which comes last) for entries. What a round has changed without a
@@ -224,6 +224,7 @@ class Coordinator:
             if self.leaving.is_finished():
                 return
             self.joins.turn()
+            self.snapshots.turn()
             self.saves.turn()
             self.recovery.turn()
             self.agreement.turn()

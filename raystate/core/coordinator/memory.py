@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from raystate.core.coordinator.context import Context
 from raystate.core.formats.events import TrainerExited
@@ -17,6 +18,7 @@ from raystate.core.formats.reports import HostSummary, Staged, TrainerWord
 from raystate.waits import RETRY_FIRST_S
 
 _NO_HOST = HostId("")
+K = TypeVar("K")
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +41,6 @@ class HostView:
     sent: int | None = None  # number of the last Advice given to it; None: it has to be given the newest
     sent_s: float = -1e9
     base_order: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
-    domain: str = ""  # what it is lost together with; "": nothing else
     no_copies: str = ""  # why it can't keep copies for other hosts
 
     def rise(self, now_s: float) -> bool:
@@ -68,6 +69,7 @@ class Snap:
     id: SnapshotId
     pieces: dict[int, dict[HostId, Staged]] = field(default_factory=dict[int, dict[HostId, Staged]])  # by rank
     _shapes: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])  # (layout, world) of the pieces
+    _locals: Counter[int] = field(default_factory=Counter[int])  # those of the pieces that have any
     _promised: int = 0  # how many of them are
 
     @property
@@ -114,7 +116,7 @@ class Snap:
     @property
     def unequal(self) -> bool:
         """Ranks hold different values of something of which a step has one."""
-        return len({piece.local for held in self.pieces.values() for piece in held.values() if piece.local}) > 1
+        return len(self._locals) > 1
 
     def skipper(self, view: HostView) -> int | None:
         """A rank on this host that has no piece of it and won't have one: past it, and not staging
@@ -142,10 +144,9 @@ class Snap:
         self._count(piece, -1)
 
     def _count(self, piece: Staged, by: int) -> None:
-        shape = (piece.layout, piece.world)
-        self._shapes[shape] += by
-        if not self._shapes[shape]:
-            del self._shapes[shape]
+        _add(self._shapes, (piece.layout, piece.world), by)
+        if piece.local:
+            _add(self._locals, piece.local, by)
         self._promised += by * piece.promised
 
     def holders(self) -> dict[int, tuple[HostId, ...]]:
@@ -158,6 +159,12 @@ class Snap:
         return own if own is not None and own in held else min(held)
 
 
+def _add(counts: Counter[K], key: K, by: int) -> None:
+    counts[key] += by
+    if not counts[key]:
+        del counts[key]
+
+
 class Memory:
     """Hosts, the index of their pieces, and what a restore has given up of these."""
 
@@ -165,6 +172,8 @@ class Memory:
         self.context = context
         self.hosts: dict[HostId, HostView] = {}
         self.views: list[HostView] = []  # the same, in the order in which they came
+        self.domains: dict[HostId, str] = {}  # of the hosts that are up: what each is lost together with
+        self.moves = 0  # how often these have changed
         self.snaps: dict[SnapshotId, Snap] = {}
         self.base: Invalidate | None = None  # the newest recovery decision that is known
         self.gathering: set[str] = set()  # hosts that existed at the claim and have not reported yet
@@ -181,7 +190,17 @@ class Memory:
         if view is None:
             view = self.hosts[host] = HostView(host, heard_s=self.context.now_s, up_s=self.context.now_s)
             self.views.append(view)
+            self._lies_in(host, host)
         return view
+
+    def _lies_in(self, host: HostId, domain: str | None) -> None:
+        """The host is up, in this failure domain; None: it is down."""
+        if self.domains.get(host) != domain:
+            self.moves += 1
+            if domain is None:
+                del self.domains[host]
+            else:
+                self.domains[host] = domain
 
     def incarnate(self, view: HostView, incarnation: str, seq: int) -> bool | None:
         """Note which incarnation speaks. True: a new one; False: the known one; None: one that has been replaced.
@@ -207,6 +226,7 @@ class Memory:
         """The host is down: its pieces cannot be read. They count again when it reports them again."""
         self.place(view, ())
         view.up = False
+        self._lies_in(view.host, None)
         view.why_down = why
         view.sent = None
         view.trainers = ()
@@ -256,7 +276,8 @@ class Memory:
         view.advised = summary.advised
         view.proposal_seen = summary.proposal
         view.heard_of = summary.attempt
-        view.domain, view.no_copies = summary.domain, summary.no_copies
+        view.no_copies = summary.no_copies
+        self._lies_in(view.host, summary.domain or view.host)
         if summary.base is not None:
             view.base_order = max(view.base_order, summary.base.stamp)
             # A new Coordinator learns from the hosts what the restores before it have given up.

@@ -50,6 +50,7 @@ class Snapshots:
         self._mark = -1  # skips up to this step were caused by the interval before
         self._calm = CALM_SNAPSHOTS
         self._base_keys: set[SnapshotId] = set()  # what the present lineage has restored
+        self._moved: list[tuple[HostView, set[SnapshotId]]] = []  # hosts that have reported, with the snapshots that are new
         self._unadvised: list[HostView] = []  # hosts that need the present advice once more
 
     # ---------------------------------------------------------------- events
@@ -72,7 +73,6 @@ class Snapshots:
         if new:
             self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
             self.saves.absence.came(view.host)
-            self.copying.look_again()
             self._unadvised.append(view)
         return new is not None
 
@@ -81,7 +81,6 @@ class Snapshots:
             self._unadvised.append(view)
             self.context.log("info", f"host {view.host} is back")
             self.saves.absence.came(view.host)
-            self.copying.look_again()
 
     def host_down(self, event: HostDown) -> None:
         """A node is lost."""
@@ -101,7 +100,6 @@ class Snapshots:
         self.memory.gathering.discard(view.host)
         self.saves.host_gone(view.host, why)
         self.saves.absence.went(view.host)
-        self.copying.look_again()
 
     def reported(self, event: HostReported) -> None:
         """A host tells what it holds and what its trainers say. An older report than the last, or of a dead incarnation, is ignored."""
@@ -112,24 +110,17 @@ class Snapshots:
             return
         self._rise(view)
         self.saves.absence.heard(view.host)
-        no_copies = view.no_copies
         touched = memory.take(view, summary)
         moved = self.joins.observe(view)
         if summary.trainers:
             self.last_trainer_s = self.context.now_s
-        if self.memory.gathering:
-            self.memory.gathering.discard(summary.host)
-            self.copying.look_again()
+        self.memory.gathering.discard(summary.host)
         group = self.joins.group
-        if group is not None and group.lineage != self._lineage:
-            self._follow()
-        self.copying.reported(view, no_copies)
-        for key in touched:
-            snap = memory.snaps.get(key)
-            if snap is not None and snap.complete:
-                self._completed(snap)
+        if group is not None:
+            self._follow(group)
+        self.copying.reported(view)
         if group is not None and (touched or moved):
-            self._find_dead(view, [key for key, new in touched.items() if new and key.lineage == group.lineage])
+            self._moved.append((view, {key for key, new in touched.items() if new}))
         if view.sent is not None and (view.advised is None or view.advised < (self.context.attempt, view.sent)):
             if self.context.now_s - view.sent_s >= RETRY_FIRST_S:
                 view.tell_again()
@@ -140,10 +131,26 @@ class Snapshots:
 
     # ---------------------------------------------------------------- stable and dead
 
-    def _follow(self) -> None:
-        """Another group is the current one now."""
+    def turn(self) -> None:
+        """Judge what all hosts hold now: which snapshots are due, and which has become stable."""
         group = self.joins.group
-        assert group is not None
+        if group is not None:
+            self._follow(group)
+        self.copying.assign()
+        for snap in self.memory.snaps.values():
+            if snap.complete:
+                self._judge(snap)
+        moved, self._moved = self._moved, []
+        for view, new in moved if group is not None and group.alive else ():
+            self._find_dead(view, new)
+        if group is not None and not group.decided and group.all_seen:
+            if not self.memory.gathering and all(seen.newest_step >= 0 for seen in group.seen.values()):
+                group.decide()
+
+    def _follow(self, group: Group) -> None:
+        """Begin anew, if this is another lineage than before."""
+        if group.lineage == self._lineage:
+            return
         self._lineage = group.lineage
         self.stable = NOWHERE
         self.dead = set()
@@ -154,11 +161,8 @@ class Snapshots:
         self.failure = None
         if not group.adopted:
             self.proposal = None
-        for snap in list(self.memory.snaps.values()):
-            if snap.complete:
-                self._completed(snap)
 
-    def _completed(self, snap: Snap) -> None:
+    def _judge(self, snap: Snap) -> None:
         if snap.promised:
             self.saves.want(snap.id, "due")
         elif snap.unequal:  # making it durable tells which leaves, of which ranks, before there is much to lose
@@ -184,7 +188,7 @@ class Snapshots:
         if self._calm >= CALM_SNAPSHOTS and self.interval > 1:
             self._set_interval(self.interval // 2, f"{self._calm} snapshots without a skip")
 
-    def _find_dead(self, view: HostView, new: list[SnapshotId]) -> None:
+    def _find_dead(self, view: HostView, new: set[SnapshotId]) -> None:
         """A snapshot is dead once a rank has passed its place and neither holds a piece nor is still staging one.
 
         A report shows a trainer's word and its slots together (the word is read first), so one
@@ -194,9 +198,7 @@ class Snapshots:
         """
         group = self.joins.group
         assert group is not None
-        if not group.alive:
-            return
-        for key, snap in list(self.memory.snaps.items()):
+        for key, snap in self.memory.snaps.items():
             if key.lineage != group.lineage or key.place <= self.stable or key.place in self.dead or snap.complete:
                 continue
             for other in self.memory.views if key in new else (view,):
@@ -279,7 +281,8 @@ class Snapshots:
         if self.memory.gathering or (group is None and self._advice is None and not self.memory.asks_all):
             return
         if group is not None:
-            self._look_at(group)
+            self._follow(group)
+            self.copying.turn()
         journal, base = self.journal, self.memory.base
         lineage = "" if group is None else group.lineage
         decided = group is not None and (group.decided or self.stable != NOWHERE or (base is not None and base.by == lineage))
@@ -310,17 +313,6 @@ class Snapshots:
             if view.up and view.sent != advice.seq:
                 view.told(advice.seq, self.context.now_s)
                 self.context.out.append(Advise(host=view.host, advice=advice))
-
-    def _look_at(self, group: Group) -> None:
-        """What the present group's snapshots have become."""
-        if group.lineage != self._lineage:
-            self._follow()
-        if self.copying.has_changed():
-            for snap in [snap for snap in self.memory.snaps.values() if snap.complete]:
-                self._completed(snap)
-        self.copying.turn()
-        if not group.decided and group.all_seen and all(seen.newest_step >= 0 for seen in group.seen.values()):
-            group.decide()
 
     # ---------------------------------------------------------------- time
 
