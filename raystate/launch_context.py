@@ -18,7 +18,7 @@ class Restart:
     """Why a worker group was started again.
 
     Attributes:
-        attempt: the worker group that was started because of it, counted from 1 in this `fit`; so the first restart is 2.
+        start: the worker group that was started because of it, counted from 1 in this `fit`; so the first restart is 2.
         group: that worker group's token.
         cause: one line for a person.
         is_known: whether it was known which rank failed first. If not, the run's ledger may know by now.
@@ -27,7 +27,7 @@ class Restart:
         workers: of the group that it led to; None if it isn't known.
     """
 
-    attempt: int
+    start: int
     group: str
     cause: str
     is_known: bool = True

@@ -111,7 +111,7 @@ class RayConfig(Section):
     platform: Literal["cpu", "gpu", "tpu"] = "cpu"
     devices_per_worker: Count | None = None  # cpu: virtual devices; gpu: devices; None: 1, or all that a TPU host has
     cpus_per_worker: Positive = 1
-    max_failures: CountOrZero = 3  # failed attempts in a row without a new step
+    max_failures: CountOrZero = 3  # failed starts in a row without a new step
     env: dict[str, str] = {}  # of the workers
     scaling: dict[str, Any] = {}  # more for Ray's ScalingConfig: topology, accelerator_type, label_selector, …
 

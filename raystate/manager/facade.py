@@ -257,7 +257,7 @@ class StateManager:
         return decision.promised
 
     def _interrupt(self, reason: str) -> Interrupted:
-        """The attempt ends here, with this step durable; steps that storage has lost are named, and
+        """The training ends here, with this step durable; steps that storage has lost are named, and
         make no failure of it."""
         step = self._last.step
         self._interrupted = Interrupted(reason, step=step, rank=self._rank)
@@ -275,7 +275,7 @@ class StateManager:
 
     @alone
     def reached_preemption(self, step: int) -> bool:
-        """True on all processes at the same step, before and after its `save`: the attempt ends there."""
+        """True on all processes at the same step, before and after its `save`: the training ends there."""
         self._check_open()
         return self._pipeline.reached(check_step(step))
 
@@ -352,7 +352,7 @@ class StateManager:
         """Collective, a clean end: the newest saved step is durable, then the run is released.
 
         Raises:
-            Interrupted: the attempt was told to end, by `reached_preemption` or by a `save` whose exception was swallowed.
+            Interrupted: the training was told to end, by `reached_preemption` or by a `save` whose exception was swallowed.
             StorageError: the last step could not be made durable, or an earlier one for which `save` returned True was not.
             BarrierTimeoutError: names the ranks that did not call.
         """

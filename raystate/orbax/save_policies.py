@@ -7,7 +7,7 @@
   and all trainers agree on a step. Orbax's own way is a barrier of all hosts in each `save`.
 - A save that is lost is made again only where Orbax would. `InitialSavePolicy` wants a step until
   the run has one: the first that can be made is made. `SpecificStepsPolicy` wants its steps alone.
-- `PreemptionCheckpointingPolicy` is always in force: an attempt that is told to end makes its last step durable.
+- `PreemptionCheckpointingPolicy` is always in force: trainers that are told to end make their last step durable.
 
 A class of the user's own is refused: two hosts might get two answers from it.
 """

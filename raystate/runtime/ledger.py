@@ -216,7 +216,7 @@ class Ledger:
             self._note("save", f"{_SAVE}{intent.save}", one)
 
     def _begin_left(self) -> None:
-        """They left because the attempt had to end, else the run would have been released: another group goes on with it."""
+        """They left because the training had to end, else the run would have been released: another group goes on with it."""
         if self._left is not None:
             self._begin_recovery(*self._left)
             self._left = None

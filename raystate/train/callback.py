@@ -72,7 +72,7 @@ class RayTrainCallback(_Callback):
 
     Args:
         config: the run's `StateConfig`.
-        max_failures: give up after so many failed attempts in a row without a new step, or with the same exception at nearly the same
+        max_failures: give up after so many failed starts in a row without a new step, or with the same exception at nearly the same
             step; 0: at the first failure; -1: never, but if there is no room for `idle_timeout_s`. Interruptions don't count, and a mistake
             of the caller (a bad config, reference or item) is final at once. Ray's own `FailureConfig` counts every failure, even one
             after a week of progress: set its `max_failures=-1`, and leave its other limits as they are.
@@ -204,7 +204,7 @@ class RayTrainCallback(_Callback):
         if resized:
             logger.log(logging.INFO if interrupted else logging.WARNING, "the run %s", resized)
         return Restart(
-            attempt=self._groups,
+            start=self._groups,
             group=self._group,
             cause=f"{ending.cause}; the run {resized}" if resized else ending.cause,
             is_known=ending.is_known,

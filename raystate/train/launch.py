@@ -79,7 +79,7 @@ def fit(
             worker group reads them from the beginning: `raystate.Counted` goes on where the restored step was.
         env: environment variables of the workers, such as `{"PYTHONPATH": "/shared/code"}`: in `run_config.worker_runtime_env`, beside
             what is there.
-        max_failures: give up after so many failed attempts in a row without a new step, or with the same exception at nearly the same
+        max_failures: give up after so many failed starts in a row without a new step, or with the same exception at nearly the same
             step; 0: at the first failure; -1: never, but if there is no room for `idle_timeout_s`. Interruptions don't count, nor does
             a growth.
         global_batch: examples of one step over all processes. An elastic run then has only sizes that divide it, and `fewest` and

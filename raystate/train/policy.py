@@ -42,10 +42,10 @@ class Ending:
 
 
 class RetryPolicy:
-    """Gives up after `max_failures` failed attempts in a row that brought no new step, or that all failed in the same way.
+    """Gives up after `max_failures` failed starts in a row that brought no new step, or that all failed in the same way.
 
     A step or two between two failures is no progress if the same exception comes back. Otherwise a
-    mistake in the second step of every attempt would be tried for ever.
+    mistake in the second step of every start would be tried for ever.
 
     Asking for the newest step takes time that a restart doesn't have, so probes run on their own and are only waited for when they
     could matter.
@@ -62,14 +62,14 @@ class RetryPolicy:
         self._newest: int | None = None
         self._repeated = 0  # failures in a row with _signature, each within NEAR_STEPS of the one before
         self._signature = ""
-        self._base: Newest | None = None  # the newest step before the first failure
+        self._at_first: Newest | None = None  # the newest step before the first failure
         self._unseen: list[tuple[Newest, str]] = []  # failures, with their signatures, whose probes were not looked at yet
         self._waiting_since_s: float | None = None
 
     def started(self, probe: Newest, now_s: float) -> None:  # noqa: ARG002 - the same shape as `ended`
-        """A worker group is running. The first one's probe is the base for the first failure's."""
+        """A worker group is running. What the first one's probe finds, the first failure's is compared with."""
         self._waiting_since_s = None
-        self._base = self._base or probe
+        self._at_first = self._at_first or probe
 
     def ended(self, ending: Ending, probe: Newest, now_s: float) -> str | None:
         """Decide after a worker group's end.
@@ -92,14 +92,14 @@ class RetryPolicy:
         self._waiting_since_s = None
         if ending.kind == "interrupted" or self._max_failures == -1:
             return None
-        self._base = self._base or probe
+        self._at_first = self._at_first or probe
         self._unseen.append((probe, ending.signature))
         if self._could_give_up():
             self._look()
         if self._streak >= self._max_failures:
-            return self._told_streak()
+            return self._streak_text()
         if self._repeated >= self._repeats_allowed:
-            return f"{self._repeated} attempts in a row failed in the same way within {NEAR_STEPS} steps ({self._told_newest()})"
+            return f"{self._repeated} starts in a row failed in the same way within {NEAR_STEPS} steps ({self._newest_text()})"
         return None
 
     def begin_again(self) -> None:
@@ -122,7 +122,7 @@ class RetryPolicy:
 
     def _look(self) -> None:
         if self._newest is None:
-            found = self._base() if self._base is not None else None
+            found = self._at_first() if self._at_first is not None else None
             self._newest = -1 if found is None else found
         for probe, signature in self._unseen:
             step = probe()
@@ -138,13 +138,13 @@ class RetryPolicy:
                     self._newest = step  # only after a rollback: the steps that come now are new
         self._unseen.clear()
 
-    def _told_streak(self) -> str:
+    def _streak_text(self) -> str:
         if self._max_failures == 0:
             return "max_failures is 0"
-        attempts = "attempt" if self._max_failures == 1 else "attempts in a row"
-        return f"{self._streak} failed {attempts} without a new step ({self._told_newest()})"
+        starts = "start" if self._max_failures == 1 else "starts in a row"
+        return f"{self._streak} failed {starts} without a new step ({self._newest_text()})"
 
-    def _told_newest(self) -> str:
+    def _newest_text(self) -> str:
         return "no step yet" if not self._newest or self._newest < 0 else f"newest step {self._newest}"
 
 

@@ -125,7 +125,7 @@ def recoveries(restarts: Sequence[Restart], noted: Sequence[LoggedRecovery]) -> 
 def _joined(restart: Restart, noted: LoggedRecovery | None) -> Recovery:
     is_settled = noted is not None and bool(noted.tier)
     return Recovery(
-        attempt=restart.attempt,
+        attempt=restart.start,
         cause=noted.cause if noted is not None and noted.cause and not restart.is_known else restart.cause,
         step=noted.step if noted is not None and is_settled else None,
         tier=noted.tier if noted is not None else "",

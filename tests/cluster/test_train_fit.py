@@ -205,9 +205,7 @@ def test_a_process_that_never_starts_is_not_waited_for_for_ever(place: Place) ->
     arguments = place.arguments()
     arguments["run_config"].worker_runtime_env = {"py_executable": str(hangs)}
     config = place.config.model_copy(update={"start_timeout_s": 3.0})
-    with pytest.raises(
-        raystate.RunFailedError, match=r"2 failed attempts.*could not be started: .*not started 2 of 2 .* within 3 s"
-    ):
+    with pytest.raises(raystate.RunFailedError, match=r"2 failed starts.*could not be started: .*not started 2 of 2 .* within 3 s"):
         raystate.fit(_interrupted_never, config, max_failures=2, **arguments)
 
 

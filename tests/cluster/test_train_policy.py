@@ -53,21 +53,21 @@ X, Y = _raised("x"), _raised("y")
 # limit, newest step at the start, endings with the newest step by then, answers (...: it gives up, in other words)
 ANSWERS: dict[str, tuple[int, int | None, list[tuple[Ending, int | None]], list[Any]]] = {
     "too many without a new step": (
-        3, -1, _failed(49, 49, 49, 49), [None] * 3 + ["3 failed attempts in a row without a new step (newest step 49)"],
+        3, -1, _failed(49, 49, 49, 49), [None] * 3 + ["3 failed starts in a row without a new step (newest step 49)"],
     ),
     "a new step starts the count again": (2, 10, _failed(10, 11, 11, 12, 12, 12), [None] * 5 + [...]),
     "steps after a rollback are new": (3, 0, _failed(1000, 500, 700, 900), [None] * 4),
     "none of them is new": (3, 0, _failed(1000, 500, 500, 500), [None] * 3 + [...]),
-    "before the first step": (2, -1, _failed(-1, -1), [None, "2 failed attempts in a row without a new step (no step yet)"]),
+    "before the first step": (2, -1, _failed(-1, -1), [None, "2 failed starts in a row without a new step (no step yet)"]),
     "no failure is allowed": (0, 5, _failed(5), ["max_failures is 0"]),
     "not even with progress": (0, 5, _failed(9), ["max_failures is 0"]),
-    "one is": (1, 5, _failed(5), ["1 failed attempt without a new step (newest step 5)"]),
+    "one is": (1, 5, _failed(5), ["1 failed start without a new step (newest step 5)"]),
     "one is, with progress": (1, 5, _failed(9), [None]),
     "it never gives up": (-1, 5, _failed(*[5] * 20), [None] * 20),
     "not even what repeats": (-1, 5, [(X, 5)] * 20, [None] * 20),
     "it repeats although each attempt gains a step": (
         3, 10, [(_raised(f"bad step {step}"), step) for step in (11, 12, 13)],
-        [None, None, "3 attempts in a row failed in the same way within 3 steps (newest step 13)"],
+        [None, None, "3 starts in a row failed in the same way within 3 steps (newest step 13)"],
     ),
     "one failure repeats nothing": (1, 10, [(X, 11), (X, 12)], [None, ...]),
     "what differs does not repeat": (2, 10, [(X, 11), (Y, 12), (X, 13), (Y, 14), (X, 15)], [None] * 5),
@@ -94,7 +94,7 @@ def test_what_failed_before_another_kind_of_group_does_not_count() -> None:
     policy = RetryPolicy(2, start_limit_s=100.0)
     policy.started(lambda: 5, 0.0)
     failed = [policy.ended(_raised("the same"), lambda: 5, 1.0) for _ in range(2)]
-    assert failed == [None, "2 failed attempts in a row without a new step (newest step 5)"]
+    assert failed == [None, "2 failed starts in a row without a new step (newest step 5)"]
     policy.begin_again()
     assert policy.ended(_raised("the same"), lambda: 5, 2.0) is None
     assert policy.ended(_raised("the same"), lambda: 5, 3.0) is not None
@@ -264,8 +264,8 @@ def noted(group: str, step: int, **more: Any) -> LoggedRecovery:
 
 def test_recoveries_are_joined_by_group() -> None:
     restarts = (
-        Restart(attempt=2, group="g2", cause="died", seconds=3.0),
-        Restart(attempt=3, group="g3", cause="told to", interrupted=True, seconds=4.0),
+        Restart(start=2, group="g2", cause="died", seconds=3.0),
+        Restart(start=3, group="g3", cause="told to", interrupted=True, seconds=4.0),
     )
     known = [noted("g3", 7)]
     first, second = recoveries(restarts, [noted("g1", 3), *known])

@@ -52,3 +52,10 @@ def test_settings_in_the_runbook_exist():
     named = set(re.findall(r"`(\w+_(?:s|steps|slots|memory))`", (REPO / "docs" / "runbook.md").read_text()))
     assert named
     assert named <= fields, named - fields
+
+
+def test_the_words_are_few_and_each_has_one_meaning():
+    rows = re.findall(r"^\| ([a-z ]+) \| ", (REPO / "docs" / "concepts.md").read_text(), re.MULTILINE)
+    words = [row for row in rows if row != "word"]
+    assert "durable" in words
+    assert len(set(words)) == len(words) <= 25

@@ -136,7 +136,7 @@ class StaleAttemptError(RaystateError):
 
 
 class Interrupted(RaystateError):  # noqa: N818 - the contract's name: it is an end, not an error
-    """The attempt must end here; the step is durable and the run will be resumed."""
+    """The training must end here; the step is durable and the run will be resumed."""
 
 
 class RunFailedError(RaystateError):

@@ -148,7 +148,7 @@ class DeleteAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
-    """End the attempt at a common step.
+    """End the training at a common step.
 
     Attributes:
         reason: why, or who says so.

@@ -29,7 +29,7 @@ class SaveDecision:
         slot: index of the granted slot, with "stage".
         wait: an acknowledged proposal is undecided at its step: read the host's word again and call `on_save` again with the same
             arguments, until a deadline. Nothing else of the decision holds then, but `word` has to be written.
-        stop: this is the step at which all ranks stop: once it is durable the attempt ends with `Interrupted(reason)`.
+        stop: this is the step at which all ranks stop: once it is durable the training ends with `Interrupted(reason)`.
         dropped: a promised snapshot whose held copy is given up for this one, perhaps of the same step; it is reported as not durable.
         ignored: the step is saved already; nothing of this call counts.
         word: to be written into the trainer's cell now.
