@@ -98,7 +98,7 @@ class Copier:
         transfer = self._transfers[command.transfer]
         if isinstance(command, FillCopy):
             transfer.fill = command
-        elif command.place is not None:
+        elif command.address is not None:
             assert transfer.slot is not None and transfer.head is not None
             transfer.slot.commit(transfer.head.content, transfer.head.table)
         else:
@@ -153,7 +153,7 @@ class Copier:
             fill = transfer.fill
             if fill is None:
                 return  # it was dropped
-            slot = transfer.slot = _open_slot(held, fill.place.slot)
+            slot = transfer.slot = _open_slot(held, fill.address.slot)
             slot.check(head.content, len(head.table))
             slot.begin()
         self._fill(transfer, slot, head, deadline_s)

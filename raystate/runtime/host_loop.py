@@ -30,9 +30,9 @@ from raystate.core.formats.host_messages import (
     HostCommand,
     HostEvent,
     Kill,
-    Place,
     Remember,
     RemoveSet,
+    SlotAddress,
     Speak,
 )
 from raystate.core.formats.messages import (
@@ -266,11 +266,11 @@ class HostLoop:
                 threading.Thread(target=self._end, args=(command,), name="raystate-stacks", daemon=True).start()
             case Hold(order=Write(), refused=Failure(error=error, message=message, details=details)):
                 self._answer = error_from_name(error, message, details)
-            case Hold(places=places, order=order):
+            case Hold(addresses=addresses, order=order):
                 if order is None:
-                    self.serving.places = places
+                    self.serving.addresses = addresses
                 else:
-                    self._answer = self._saves[order.save] = self._writers.submit(self._write, order, places)
+                    self._answer = self._saves[order.save] = self._writers.submit(self._write, order, addresses)
             case FetchCopy() | FillCopy() | EndCopy():
                 self._copier.carry_out(command)
             case RemoveSet(index=index, trainer=trainer):
@@ -304,7 +304,7 @@ class HostLoop:
     def contents(self) -> list[tuple[str, int, Staged]]:
         """What is held here: (set path, slot index, what)."""
         with self._lock:
-            return [(self._store.path(place), place.slot, content) for place, content in self._machine.contents()]
+            return [(self._store.path(address), address.slot, content) for address, content in self._machine.contents()]
 
     # ------------------------------------------------------------ calls of the Coordinator
 
@@ -351,10 +351,10 @@ class HostLoop:
         refused.set_exception(answer)
         return refused
 
-    def _write(self, order: Write, places: tuple[Place, ...]) -> HostPart:
+    def _write(self, order: Write, addresses: tuple[SlotAddress, ...]) -> HostPart:
         try:
             with self._lock:
-                slots = {place.rank: self._store.slot(place) for place in places}
+                slots = {address.rank: self._store.slot(address) for address in addresses}
             return write_slots(self._storage, self._host, order, slots, self.arena.get_layout, self._share.began)
         finally:
             self._share.ended(order.save)

@@ -16,7 +16,7 @@ from raystate.arena import HostArena, SlotContent, SlotSet
 from raystate.checksum import crc32c
 from raystate.core.formats.boxes import Box, Index, slices
 from raystate.core.formats.errors import StepNotFoundError
-from raystate.core.formats.host_messages import HoldAsked, HoldEnded, HostEvent, Place
+from raystate.core.formats.host_messages import HoldAsked, HoldEnded, HostEvent, SlotAddress
 from raystate.core.formats.messages import HostId, SnapshotId
 from raystate.core.formats.tree import Layout, SlotTable
 from raystate.runtime.parts import PieceBoxes, PieceHead
@@ -55,7 +55,7 @@ class Serving:
         feed: hands the machine an event, under the lock.
 
     Attributes:
-        places: the machine's answer to the question at hand.
+        addresses: the machine's answer to the question at hand.
     """
 
     def __init__(self, host: HostId, arena: HostArena, store: SlotStore, lock: threading.RLock, feed: Callable[[HostEvent], None]):
@@ -64,7 +64,7 @@ class Serving:
         self._store = store
         self._lock = lock
         self._feed = feed
-        self.places: tuple[Place, ...] = ()
+        self.addresses: tuple[SlotAddress, ...] = ()
         self._parts: dict[tuple[SnapshotId, int], _Parts] = {}  # of what was asked for last
 
     @contextlib.contextmanager
@@ -73,7 +73,7 @@ class Serving:
         reader = secrets.token_hex(8)
         with self._lock:
             self._feed(HoldAsked(reader=reader, snapshot=SnapshotId(lineage, step, again), ranks=(rank,)))
-            found = [(self._store.slot(place), self._store.set_of(place)) for place in self.places]
+            found = [(self._store.slot(address), self._store.set_of(address)) for address in self.addresses]
         try:
             content = found[0][0].read() if found else None
             if content is None:

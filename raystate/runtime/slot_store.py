@@ -9,7 +9,7 @@ from raystate.arena import HostArena, Slot, SlotSet
 from raystate.arena.files import read_form, write_json
 from raystate.arena.layouts import has_layout, named_by
 from raystate.core.formats.errors import RaystateError
-from raystate.core.formats.host_messages import Empty, Place, Remember, SetFound, SetRead, Speak
+from raystate.core.formats.host_messages import Empty, Remember, SetFound, SetRead, SlotAddress, Speak
 from raystate.core.formats.messages import Staged, TrainerWord
 from raystate.core.formats.words import host_word_from_json, host_word_to_json, trainer_word_from_json
 
@@ -90,14 +90,14 @@ class SlotStore:
         held = next((one for one in self.arena.sets if one.index == index), None)
         return held is not None and self.arena.trainer_state(held) == "attached"
 
-    def slot(self, place: Place) -> Slot:
-        return self._set(place.index).slots[place.slot]
+    def slot(self, address: SlotAddress) -> Slot:
+        return self._set(address.index).slots[address.slot]
 
-    def set_of(self, place: Place) -> SlotSet:
-        return self._set(place.index)
+    def set_of(self, address: SlotAddress) -> SlotSet:
+        return self._set(address.index)
 
-    def path(self, place: Place) -> str:
-        return str(self._set(place.index).path)
+    def path(self, address: SlotAddress) -> str:
+        return str(self._set(address.index).path)
 
     # ------------------------------------------------------------ what the machine asks for
 

@@ -228,7 +228,7 @@ class _Teller:
         if advice.stable[0] == self.step and self._first("stable", advice.lineage, advice.stable):
             self._reached("stable", time_s)
             told.append(Decision(text="it is stable: all of it is in the memory of the hosts"))
-        dead = [place for place in advice.dead if place[0] == self.step]
+        dead = [call for call in advice.dead if call[0] == self.step]
         if dead and self._first("dead", advice.lineage, *dead):
             told.append(Decision(text="its snapshot is dead: it can't become complete"))
         one = advice.proposal

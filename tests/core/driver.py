@@ -84,7 +84,7 @@ class Driver:
         self.numbers: dict[int, int] = {}  # rank -> number of its last word
         self.lineage = ""
         self.world = 0
-        self.place: dict[int, str] = {}
+        self.host_of: dict[int, str] = {}
         self.asks = 0
         self.auto = True  # storage does at once what it is told
         self.appends = True  # the same for the log
@@ -141,7 +141,7 @@ class Driver:
         while seconds > 0:
             self.tick(step_s := min(1.0, seconds))
             seconds -= step_s
-            for host in hosts or sorted({*self.place.values()}):
+            for host in hosts or sorted({*self.host_of.values()}):
                 self.report(host, self.core.memory.hosts[HostId(host)].incarnation.removeprefix(host))
 
     def ask(self) -> Ask:
@@ -175,7 +175,7 @@ class Driver:
     def join(self, hosts: list[str], group: str = "g") -> str:
         """All ranks join, one per entry of `hosts`; the lineage."""
         self.world = len(hosts)
-        self.place = dict(enumerate(hosts))
+        self.host_of = dict(enumerate(hosts))
         for host in dict.fromkeys(hosts):
             if host not in self.seq:
                 self.host_up(host)
@@ -227,7 +227,7 @@ class Driver:
 
     def word(self, rank: int, newest: int, *, report: bool = True, **more: Any) -> None:
         """The rank's word as its host will report it."""
-        host = self.place[rank]
+        host = self.host_of[rank]
         self.numbers[rank] = number = self.numbers.get(rank, 0) + 1
         mine = [one for one in self.seen.setdefault(host, []) if one.rank != rank]
         mine.append(TrainerWord(rank=rank, world=self.world, lineage=self.lineage, number=number, newest_step=newest, **more))
@@ -256,7 +256,7 @@ class Driver:
         local: int = 0,
     ) -> None:
         """The rank has staged the step."""
-        where = host or self.place[rank]
+        where = host or self.host_of[rank]
         self.staged.setdefault(where, []).append(
             Staged(
                 rank=rank,
@@ -304,12 +304,12 @@ class Driver:
         """The processes of these ranks end."""
         for rank in ranks:
             said = {"reason": "left" if clean else "died", **more}
-            self.send(TrainerExited(host=HostId(self.place[rank]), lineage=self.lineage, rank=rank, clean=clean, **said))
+            self.send(TrainerExited(host=HostId(self.host_of[rank]), lineage=self.lineage, rank=rank, clean=clean, **said))
 
     def all_die(self) -> None:
         """Their words go with them."""
-        self.exits(*self.place)
-        self.seen = {host: [] for host in self.place.values()}
+        self.exits(*self.host_of)
+        self.seen = {host: [] for host in self.host_of.values()}
 
     def lose(self, host: str, reason: str = "cut off") -> None:
         self.send(HostDown(host=HostId(host), reason=reason))
@@ -396,7 +396,7 @@ def adopted(*steps: int, tail: LogEntry | None = None, ranks: int = 2, lineage: 
     """A new Coordinator of a run with these durable steps, whose trainers go on."""
     hosts = AB[:ranks]
     driver = Driver(tail=tail or history(*steps), dead=(1,), hosts=tuple(hosts), **settings)
-    driver.world, driver.lineage, driver.place = ranks, lineage, dict(enumerate(hosts))
+    driver.world, driver.lineage, driver.host_of = ranks, lineage, dict(enumerate(hosts))
     return driver
 
 

@@ -54,7 +54,7 @@ def test_a_new_coordinator_goes_on_with_the_newest_proposal_that_a_host_shows(st
     newer = Proposal(id=1_000_002, kind="stop", step=3, state=state, reason="preemption")
     for rank, shown in enumerate((newer, older)):
         driver.word(rank, 1, ack_id=older.id, ack_ok=True, ack_step=1, report=False)
-        driver.send(HostReported(summary=dataclasses.replace(driver.summary(driver.place[rank]), proposal=shown)))
+        driver.send(HostReported(summary=dataclasses.replace(driver.summary(driver.host_of[rank]), proposal=shown)))
     assert driver.advice().proposal == newer
 
 

@@ -11,8 +11,8 @@ from raystate.core.formats.host_messages import (
     EndCopy,
     FetchCopy,
     FillCopy,
-    Place,
     SetFound,
+    SlotAddress,
 )
 from raystate.core.formats.messages import (
     Advise,
@@ -61,7 +61,7 @@ def filling() -> tuple[Host, int]:
     host = Host(A, "i")
     number = only(host.handle(order(), 0.0), FetchCopy).transfer
     host.handle(SetFound(index=0, trainer="", word=None, contents=(None, None), copies_of=1), 0.0)
-    assert only(host.handle(CopyMeasured(transfer=number, index=0), 0.0), FillCopy).place.index == 0
+    assert only(host.handle(CopyMeasured(transfer=number, index=0), 0.0), FillCopy).address.index == 0
     return host, number
 
 
@@ -72,7 +72,9 @@ def reports(commands: list[Any]) -> list[HostSummary]:
 def test_a_copy_counts_from_its_header_on():
     host, number = filling()
     assert host.contents() == []
-    assert only(host.handle(CopyEnded(transfer=number, content=piece(1)), 1.0), EndCopy).place == Place(rank=1, index=0, slot=0)
+    assert only(host.handle(CopyEnded(transfer=number, content=piece(1)), 1.0), EndCopy).address == SlotAddress(
+        rank=1, index=0, slot=0
+    )
     assert [content for _, content in host.contents()] == [piece(1)]
     assert not has(host.handle(order(seq=2), 2.0), FetchCopy)  # it has it
 
@@ -87,7 +89,7 @@ def test_what_a_restore_gives_up_meanwhile_is_no_copy():
 
 def test_other_bytes_are_no_copy():
     host, number = filling()
-    assert only(host.handle(CopyEnded(transfer=number, content=piece(1, step=2)), 1.0), EndCopy).place is None
+    assert only(host.handle(CopyEnded(transfer=number, content=piece(1, step=2)), 1.0), EndCopy).address is None
     assert host.contents() == []
 
 

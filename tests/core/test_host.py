@@ -18,11 +18,11 @@ from raystate.core.formats.host_messages import (
     HostCommand,
     HostEvent,
     Kill,
-    Place,
     Remember,
     RemoveSet,
     SetFound,
     SetRead,
+    SlotAddress,
     Speak,
 )
 from raystate.core.formats.messages import (
@@ -180,7 +180,7 @@ def adopted(*contents: Staged, memory: Remember | None = None) -> Node:
 def test_what_is_read_outlives_a_restore_that_gives_it_up():
     node = adopted(piece(5), piece(6))
     node.send(HoldAsked(reader="r", snapshot=piece(5).id, ranks=(0,)))
-    assert [one.places for one in node.took(Hold)] == [(Place(rank=0, index=0, slot=0),)]
+    assert [one.addresses for one in node.took(Hold)] == [(SlotAddress(rank=0, index=0, slot=0),)]
     node.send(invalidate())
     assert [one.slot for one in node.took(Empty)] == [1]
     assert node.report().staged == (), "nobody else may count on it"
@@ -247,7 +247,7 @@ def test_orders_of_a_superseded_attempt_are_ignored():
 def test_a_save_is_executed_once():
     node = adopted(piece(5))
     order = Write(host=A, save=SaveId("a1k2"), lineage="1.2.x", step=5, ranks=(0,))
-    assert [one.places for one in node.send(order) if isinstance(one, Hold)] == [(Place(rank=0, index=0, slot=0),)]
+    assert [one.addresses for one in node.send(order) if isinstance(one, Hold)] == [(SlotAddress(rank=0, index=0, slot=0),)]
     assert [type(one) for one in node.send(order) if not isinstance(one, HostReported)] == []
     assert node.host.is_needed(0), "its bytes are being written"
     node.send(HoldEnded(reader=order.save))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raystate.core.formats.messages import (
-    NOWHERE,
+    NO_CALL,
     Answer,
     Append,
     Appended,
@@ -44,7 +44,7 @@ def test_memory_is_chosen_when_it_is_newer_or_equal():
 
 def test_storage_is_chosen_when_memory_is_older():
     driver = Driver(tail=history(5), dead=(1,))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.world, driver.lineage, driver.host_of = 2, "1.1.x", {0: "a", 1: "b"}
     driver.stage(4)
     driver.join(AB, "h")
     choice = driver.restore()
@@ -297,7 +297,7 @@ def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
 
 def test_an_earlier_attempts_choice_of_the_newest_that_is_gone_is_chosen_anew():
     driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a",))
-    driver.world, driver.lineage, driver.place = 1, "1.1.x", {0: "a"}
+    driver.world, driver.lineage, driver.host_of = 1, "1.1.x", {0: "a"}
     driver.word(0, -1)
     driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=0, step=7, begins="1.9.x", ok=True, word=1))
     assert driver.replies(RestoreChoice)[-1].step == 5
@@ -349,7 +349,7 @@ def test_other_bytes_in_memory_give_way_to_a_durable_step_of_the_same_number():
 def test_a_late_word_of_a_restore_that_is_over_begins_none():
     """Schedule 15072: a doubled RestoreTried made a new Coordinator give up the lineage in which the rank was training."""
     driver = Driver(dead=(1,), hosts=("a",))
-    driver.world, driver.lineage, driver.place = 1, "1.1.x", {0: "a"}
+    driver.world, driver.lineage, driver.host_of = 1, "1.1.x", {0: "a"}
     driver.word(0, 3)
     tried = RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=0, step=3, begins="1.9.x", ok=True, word=driver.numbers[0])
     driver.hold(0, 4)
@@ -444,7 +444,7 @@ def test_what_becomes_complete_after_the_choice_is_not_called_stable():
     driver.ask_all()
     assert [one.tier for one in driver.replies(RestoreChoice)][-2:] == ["none", "none"]
     driver.hold(1, 3)
-    assert driver.core.snapshots.stable == NOWHERE
+    assert driver.core.snapshots.stable == NO_CALL
 
 
 def test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one():

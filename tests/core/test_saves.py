@@ -222,8 +222,8 @@ def test_a_step_that_gives_way_while_storage_fails_says_how():
         driver.stage(step, promised=True)
     driver.core.snapshots.keep()
     for rank in (0, 1):
-        driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.step != 2]
-        driver.report(driver.place[rank])
+        driver.staged[driver.host_of[rank]] = [one for one in driver.staged[driver.host_of[rank]] if one.step != 2]
+        driver.report(driver.host_of[rank])
     (why,) = [why for key, why in driver.core.saves.failed.items() if key.step == 2]
     assert "gave way to newer ones while storage fails: host b could not write: StorageError: the disk is full" in why
 
@@ -240,13 +240,13 @@ def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
     driver.live(11.0)
     assert driver.core.snapshots.keep() == (driver.key(2),), "of three slots one is filled and one holds the newest"
     for rank in (0, 1):  # the slot of step 4 is used again
-        driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.step != 4]
-        driver.report(driver.place[rank])
+        driver.staged[driver.host_of[rank]] = [one for one in driver.staged[driver.host_of[rank]] if one.step != 4]
+        driver.report(driver.host_of[rank])
     assert "step 4 gave way to newer ones: storage is slower" in driver.core.journal.troubles[-1]
     assert driver.advice().storage_fails, "nobody waits for it until a step is durable"
     driver.flush(0, driver.key(2), driver.key(4), driver.key(6))
     driver.auto = True
-    for host in driver.place.values():
+    for host in driver.host_of.values():
         driver.send(Written(host=HostId(host), save=driver.core.saves.running.save))  # pyright: ignore[reportOptionalMemberAccess]
     [reply] = driver.replies(FlushReply)
     assert reply.durable_step == 6

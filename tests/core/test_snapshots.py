@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from raystate.core.formats.messages import (
-    NOWHERE,
+    NO_CALL,
     Advise,
 )
 from tests.core.driver import Driver, running
@@ -14,7 +14,7 @@ from tests.core.driver import Driver, running
 def test_stable_when_all_ranks_hold_it():
     driver = running()
     driver.hold(0, 1)
-    assert driver.core.snapshots.stable == NOWHERE
+    assert driver.core.snapshots.stable == NO_CALL
     driver.hold(1, 1)
     assert driver.advice().stable == (1, 0)
 
@@ -23,7 +23,7 @@ def test_other_layout_is_not_complete():
     driver = running()
     driver.hold(0, 1)
     driver.hold(1, 1, layout="M")
-    assert driver.core.snapshots.stable == NOWHERE
+    assert driver.core.snapshots.stable == NO_CALL
 
 
 def test_skipped_step_is_dead_and_the_interval_grows_and_shrinks():

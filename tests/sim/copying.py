@@ -11,7 +11,7 @@ from raystate.core.formats.host_messages import (
     EndCopy,
     FetchCopy,
     FillCopy,
-    Place,
+    SlotAddress,
 )
 from raystate.core.formats.messages import Staged
 from tests.sim.storage import BEFORE, Saved
@@ -29,7 +29,7 @@ class Transfer:
 
     order: FetchCopy
     began_s: float
-    place: Place | None = None
+    address: SlotAddress | None = None
     piece: tuple[Staged, Saved] = field(default=(None, BEFORE))  # type: ignore[assignment]
 
 
@@ -75,11 +75,11 @@ class Transfers:
     def fill(self, command: FillCopy) -> None:
         """The bytes are on their way into the slot."""
         world, one = self.world, self.under_way[command.transfer]
-        target = self.proc.node.sets[command.place.index]
-        if target.writing[command.place.slot] or target.content[command.place.slot] is not None:
-            world.violated(f"held slots: a copy goes to {command.place} of {self.proc.node.id}, which is in use")
-        one.place = command.place
-        target.writing[command.place.slot] += 1
+        target = self.proc.node.sets[command.address.index]
+        if target.writing[command.address.slot] or target.content[command.address.slot] is not None:
+            world.violated(f"held slots: a copy goes to {command.address} of {self.proc.node.id}, which is in use")
+        one.address = command.address
+        target.writing[command.address.slot] += 1
         world.copy_begins(world.nodes_by_id[one.order.source], self.proc.node)
         slow = world.random()
         world.on(self.proc, 0.1 + (3.0 if slow > 0.9 and not world.healed else 0.3) * slow, self._fill, command.transfer)
@@ -113,10 +113,10 @@ class Transfers:
     def end(self, command: EndCopy) -> None:
         """The header is written, or nothing comes of it."""
         one = self._end(command.transfer)
-        if command.place is None:
+        if command.address is None:
             return
-        target = self.proc.node.sets[command.place.index]
-        target.content[command.place.slot], target.saved[command.place.slot] = one.piece
+        target = self.proc.node.sets[command.address.index]
+        target.content[command.address.slot], target.saved[command.address.slot] = one.piece
         self.world.count_copy(one.piece[0], self.proc.node)
 
     def _fail(self, number: int, error: str, *, no_memory: bool = False) -> None:
@@ -125,6 +125,6 @@ class Transfers:
 
     def _end(self, number: int) -> Transfer:
         one = self.under_way.pop(number)
-        if one.place is not None and one.place.index in self.proc.node.sets:
-            self.proc.node.sets[one.place.index].writing[one.place.slot] -= 1
+        if one.address is not None and one.address.index in self.proc.node.sets:
+            self.proc.node.sets[one.address.index].writing[one.address.slot] -= 1
         return one

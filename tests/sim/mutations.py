@@ -307,9 +307,9 @@ def _copy_slot_not_held() -> Any:
     def measured(self: copies.Copies, event: Any, advice: Any) -> None:
         real(self, event, advice)
         transfer = self._transfers.get(event.transfer)
-        if transfer is not None and transfer.place is not None:
-            self._slot_sets.let_go((transfer.place,))
-            transfer.place = copies.Place(rank=transfer.rank, index=transfer.place.index, slot=transfer.place.slot)
+        if transfer is not None and transfer.address is not None:
+            self._slot_sets.let_go((transfer.address,))
+            transfer.address = copies.SlotAddress(rank=transfer.rank, index=transfer.address.index, slot=transfer.address.slot)
 
     return planted((copies.Copies, "measured", measured))
 

@@ -16,12 +16,12 @@ from raystate.core.formats.host_messages import (
     Hold,
     HoldEnded,
     Kill,
-    Place,
     Remember,
     RemoveSet,
     SetFound,
     SetRead,
     SetRemoved,
+    SlotAddress,
     Speak,
 )
 from raystate.core.formats.messages import (
@@ -386,22 +386,22 @@ class HostProc(Proc):
             self.world.violated(f"at most once: {self.node.id} executes save {order.save} again")
         self.executed.add(order.save)
         self.writes[order.save] = None
-        content = {place: self.node.sets[place.index].content[place.slot] for place in command.places}
-        for place in command.places:
-            self.node.sets[place.index].writing[place.slot] += 1
+        content = {address: self.node.sets[address.index].content[address.slot] for address in command.addresses}
+        for address in command.addresses:
+            self.node.sets[address.index].writing[address.slot] += 1
         self.world.on(self, (0.1 + 2.0 * self.world.random()) * self.world.pace, self._wrote, order, content)
 
-    def _wrote(self, order: Write, content: dict[Place, Staged | None]) -> None:
+    def _wrote(self, order: Write, content: dict[SlotAddress, Staged | None]) -> None:
         error = ""
         tokens: dict[int, Token] = {}
-        for place, began in content.items():
-            one = self.node.sets[place.index]
-            one.writing[place.slot] -= 1
-            now = one.content[place.slot]
+        for address, began in content.items():
+            one = self.node.sets[address.index]
+            one.writing[address.slot] -= 1
+            now = one.content[address.slot]
             if now is None or now != began:
                 self.world.violated(f"held slots: save {order.save} reads {began}, and then {now}")
             else:
-                tokens[place.rank] = (one.saved[place.slot], now.step, now.rank)
+                tokens[address.rank] = (one.saved[address.slot], now.step, now.rank)
         if self.world.storage.outage:
             error = "storage is out"
         else:

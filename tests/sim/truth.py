@@ -8,7 +8,7 @@ from typing import Any
 
 from raystate.core.coordinator.copying import Copying
 from raystate.core.formats.messages import (
-    NOWHERE,
+    NO_CALL,
     Advise,
     Answer,
     Invalidate,
@@ -48,7 +48,7 @@ class Truth:
         self.parents: dict[str, tuple[Saved, int] | None] = {}  # line -> what it goes on from
         storage.is_given_up = self.is_given_up
         self.true_stable: dict[str, int] = {}
-        self.true_place: dict[str, tuple[int, int]] = {}  # the same with `again`
+        self.true_call: dict[str, tuple[int, int]] = {}  # the same with `again`
         self.skipped: set[tuple[str, int]] = set()
         self.worlds: dict[str, int] = {}
         self.choices: dict[str, RestoreChoice] = {}
@@ -102,7 +102,7 @@ class Truth:
 
     def check_stable(self, proc: CoordinatorProc, key: SnapshotId) -> None:
         """A snapshot is called stable only when it has its copies, unless the Coordinator has said that it can't have them."""
-        if key.place == NOWHERE or key in self.judged:
+        if key.call == NO_CALL or key in self.judged:
             return
         self.judged.add(key)
         copying = proc.core.snapshots.copying
@@ -136,7 +136,7 @@ class Truth:
         ):
             return
         mine = {member.machine.lineage for member in group.members if member.joined is not None}
-        if content.lineage in mine and self.true_place.get(content.lineage, NOWHERE) <= content.id.place:
+        if content.lineage in mine and self.true_call.get(content.lineage, NO_CALL) <= content.id.call:
             if (content.lineage, content.step) not in self.skipped:
                 raise Violation(f"slot reuse: node {node.id} gives up its copy of {content}, and nothing newer is complete")
 
@@ -148,7 +148,7 @@ class Truth:
         self.worlds[piece.lineage] = piece.world
         if len(ranks) == piece.world:
             self.true_stable[piece.lineage] = max(piece.step, self.true_stable.get(piece.lineage, -1))
-            self.true_place[piece.lineage] = max(piece.id.place, self.true_place.get(piece.lineage, NOWHERE))
+            self.true_call[piece.lineage] = max(piece.id.call, self.true_call.get(piece.lineage, NO_CALL))
 
     def is_given_up(self, saved: Saved, step: int) -> bool:
         """The present line of training does not go back to it."""
@@ -179,7 +179,7 @@ class Truth:
         mine = machine.lineage
         what = f"slot reuse: rank {trainer.rank} of {mine} {what} step {content.step} of {content.lineage}"
         if content.lineage == mine:
-            if self.true_place.get(mine, NOWHERE) > content.id.place or (mine, content.step) in self.skipped:
+            if self.true_call.get(mine, NO_CALL) > content.id.call or (mine, content.step) in self.skipped:
                 return
             if trainer.stage == "restore" and trainer.want is not None and trainer.want < content.step:
                 return  # all ranks have asked to go back behind it

@@ -122,7 +122,7 @@ class Snap:
         """A rank on this host that has no piece of it and won't have one: past it, and not staging
         it."""
         for one in view.trainers:
-            is_past = one.lineage == self.lineage and one.place >= self.id.place and self.step not in one.pending
+            is_past = one.lineage == self.lineage and one.call >= self.id.call and self.step not in one.pending
             if is_past and view.host not in self.pieces.get(one.rank, {}):
                 return one.rank
         return None
@@ -224,7 +224,7 @@ class Memory:
 
     def forget(self, view: HostView, why: str) -> None:
         """The host is down: its pieces cannot be read. They count again when it reports them again."""
-        self.place(view, ())
+        self.replace_pieces(view, ())
         view.up = False
         self._lies_in(view.host, None)
         view.why_down = why
@@ -248,7 +248,7 @@ class Memory:
             gone = group_of(event.lineage), event.rank
             view.trainers = tuple(one for one in view.trainers if (group_of(one.lineage), one.rank) != gone)
 
-    def place(self, view: HostView, staged: tuple[Staged, ...]) -> dict[SnapshotId, bool]:
+    def replace_pieces(self, view: HostView, staged: tuple[Staged, ...]) -> dict[SnapshotId, bool]:
         """Replace the host's pieces; gives the snapshots that changed, each with whether it is new
         here."""
         old = view.staged
@@ -270,7 +270,7 @@ class Memory:
         return touched
 
     def take(self, view: HostView, summary: HostSummary) -> dict[SnapshotId, bool]:
-        """A report of the known incarnation, newer than the last. Gives what `place` gives."""
+        """A report of the known incarnation, newer than the last. Gives what `replace_pieces` gives."""
         view.summary_seq = summary.seq
         view.heard_s = self.context.now_s
         view.advised = summary.advised
@@ -287,7 +287,7 @@ class Memory:
         view.trainers = summary.trainers
         if summary.staged == view.staged:
             return {}
-        return self.place(view, summary.staged)
+        return self.replace_pieces(view, summary.staged)
 
     # ---------------------------------------------------------------- what a restore gives up
 

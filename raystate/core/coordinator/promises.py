@@ -156,7 +156,7 @@ class Promises:
         return [
             rank
             for rank in sorted(seen)
-            if (one := seen[rank]).place > key.place
+            if (one := seen[rank]).call > key.call
             and key.step not in one.pending
             and rank not in pieces
             and self._is_up(group, rank)

@@ -17,7 +17,7 @@ from raystate.core.coordinator.memory import HostView, Memory, Snap
 from raystate.core.coordinator.saves import Saves
 from raystate.core.formats.commands import Advise
 from raystate.core.formats.events import HostDown, HostReported
-from raystate.core.formats.names import NOWHERE, HostId, SnapshotId, lineage_order
+from raystate.core.formats.names import NO_CALL, HostId, SnapshotId, lineage_order
 from raystate.core.formats.replies import Advice, Failure, Proposal
 from raystate.waits import RETRY_FIRST_S, STARTS_S
 
@@ -37,7 +37,7 @@ class Snapshots:
         self.saves = saves
         self._laggards = Laggards(context, joins)
         self.copying = Copying(context, memory, joins)
-        self.stable: tuple[int, int] = NOWHERE  # places in the present lineage
+        self.stable: tuple[int, int] = NO_CALL  # the call, in the present lineage
         self.dead: set[tuple[int, int]] = set()
         self.interval = self._longest = 1
         self.proposal: Proposal | None = None
@@ -152,7 +152,7 @@ class Snapshots:
         if group.lineage == self._lineage:
             return
         self._lineage = group.lineage
-        self.stable = NOWHERE
+        self.stable = NO_CALL
         self.dead = set()
         self.interval = self._longest = 1
         self._mark = -1
@@ -167,29 +167,29 @@ class Snapshots:
             self.saves.want(snap.id, "due")
         elif snap.unequal:  # making it durable tells which leaves, of which ranks, before there is much to lose
             self.saves.want(snap.id, "values of which a step has one differ between ranks")
-        group, place = self.joins.group, snap.id.place
-        if group is None or snap.lineage != group.lineage or place <= self.stable or place in self.dead:
+        group, call = self.joins.group, snap.id.call
+        if group is None or snap.lineage != group.lineage or call <= self.stable or call in self.dead:
             return
         # What is complete only after the choice was made is given up by it: no one may rely on it.
         # (test_recovery.test_what_becomes_complete_after_the_choice_is_not_called_stable)
         if group.restoring:
             return
         if not self.copying.is_on or (not self.memory.gathering and self.copying.is_safe(snap)):
-            self._stable(place)
+            self._stable(call)
 
-    def _stable(self, place: tuple[int, int]) -> None:
+    def _stable(self, call: tuple[int, int]) -> None:
         group = self.joins.group
         assert group is not None
-        self.stable = place
+        self.stable = call
         group.decide()
         if self.dead:
-            self.dead = {one for one in self.dead if one > place}
+            self.dead = {one for one in self.dead if one > call}
         self._calm += 1
         if self._calm >= CALM_SNAPSHOTS and self.interval > 1:
             self._set_interval(self.interval // 2, f"{self._calm} snapshots without a skip")
 
     def _find_dead(self, view: HostView, new: set[SnapshotId]) -> None:
-        """A snapshot is dead once a rank has passed its place and neither holds a piece nor is still staging one.
+        """A snapshot is dead once a rank has passed its call and neither holds a piece nor is still staging one.
 
         A report shows a trainer's word and its slots together (the word is read first), so one
         report is enough to judge its ranks: of `view`, which has just reported, and of all hosts
@@ -199,7 +199,7 @@ class Snapshots:
         group = self.joins.group
         assert group is not None
         for key, snap in self.memory.snaps.items():
-            if key.lineage != group.lineage or key.place <= self.stable or key.place in self.dead or snap.complete:
+            if key.lineage != group.lineage or key.call <= self.stable or key.call in self.dead or snap.complete:
                 continue
             for other in self.memory.views if key in new else (view,):
                 rank = snap.skipper(other)
@@ -211,7 +211,7 @@ class Snapshots:
         group = self.joins.group
         assert group is not None
         step = key.step
-        self.dead.add(key.place)
+        self.dead.add(key.call)
         why = f"rank {rank} (host {view.host}) skipped step {step}"
         self.context.log("debug", why)
         snap = self.memory.snaps.get(key)
@@ -253,7 +253,7 @@ class Snapshots:
         """What must not be overwritten although another lineage is the current one."""
         keys: list[SnapshotId] = self.saves.keys()
         group, base = self.joins.group, self.memory.base
-        if group is None or self.stable != NOWHERE:
+        if group is None or self.stable != NO_CALL:
             return tuple(keys)
         if base is not None and base.by == group.lineage:
             if base.lineage:
@@ -285,7 +285,7 @@ class Snapshots:
             self.copying.turn()
         journal, base = self.journal, self.memory.base
         lineage = "" if group is None else group.lineage
-        decided = group is not None and (group.decided or self.stable != NOWHERE or (base is not None and base.by == lineage))
+        decided = group is not None and (group.decided or self.stable != NO_CALL or (base is not None and base.by == lineage))
         advice = Advice(
             attempt=self.context.attempt,
             seq=self.memory.advice_seq,

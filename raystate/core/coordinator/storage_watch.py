@@ -129,7 +129,7 @@ class StorageWatch:
 
     def say_if_held_up(self, kept: tuple[SnapshotId, ...], lineage: str, stable: tuple[int, int]) -> None:
         """A line for people, if no slot is left for a newer snapshot than the newest stable one."""
-        waiting = [key for key in kept if key.lineage == lineage and key.place < stable]
+        waiting = [key for key in kept if key.lineage == lineage and key.call < stable]
         if len(waiting) > self.room and self._context.now_s - self._said_s >= SAID_AGAIN_S:
             self._said_s = self._context.now_s
             text = f"snapshots are held up after step {stable[0]}: {_steps(waiting)} wait for storage in all other slots"

@@ -143,7 +143,7 @@ HostEvent = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SlotAddress:
     """One slot: `slot` of set `index`, with the piece of `rank`."""
 
     rank: int
@@ -206,7 +206,7 @@ class Hold:
         refused: why the order is not carried out: then nothing is held.
     """
 
-    places: tuple[Place, ...]
+    addresses: tuple[SlotAddress, ...]
     order: Write | None = None
     refused: Failure | None = None
 
@@ -238,7 +238,7 @@ class FillCopy:
     """Bring the bytes of this transfer into this slot, header last of all; then CopyEnded."""
 
     transfer: int
-    place: Place
+    address: SlotAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,12 +246,12 @@ class EndCopy:
     """The transfer is over.
 
     Attributes:
-        place: write the header there: from now on the slot holds the piece. None: nothing comes of it.
+        address: write the header there: from now on the slot holds the piece. None: nothing comes of it.
         reason: why not.
     """
 
     transfer: int
-    place: Place | None = None
+    address: SlotAddress | None = None
     reason: str = ""
 
 

@@ -69,17 +69,17 @@ class SnapshotId(NamedTuple):
     again: int = 0
 
     @property
-    def place(self) -> tuple[int, int]:
-        """(step, again): the order of snapshots within a lineage."""
+    def call(self) -> tuple[int, int]:
+        """(step, again): which call of save() gave it; later calls of a lineage are greater."""
         return (self.step, self.again)
 
     @property
     def order(self) -> tuple[Lineage, tuple[int, int]]:
         """Newer snapshots are greater, also across lineages."""
-        return (lineage_order(self.lineage), self.place)
+        return (lineage_order(self.lineage), self.call)
 
 
-NOWHERE = (-1, 0)  # the place before all snapshots
+NO_CALL = (-1, 0)  # before the first call of save()
 
 
 def save_order(save: str) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystate.core.formats.names import NOWHERE, HostId, SnapshotId, Stamped, Tier, lineage_order
+from raystate.core.formats.names import NO_CALL, HostId, SnapshotId, Stamped, Tier, lineage_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class Advice(Stamped):
     # Whether it is known what the current lineage goes on from. Before, a host may hold a newer
     # snapshot of an older lineage that it has not reported.
     decided: bool = False
-    stable: tuple[int, int] = NOWHERE  # places, see SnapshotId
+    stable: tuple[int, int] = NO_CALL  # calls of save(), see SnapshotId
     dead: tuple[tuple[int, int], ...] = ()
     keep: tuple[SnapshotId, ...] = ()  # recovery base, queued and running durable saves
     interval: int = 1
@@ -182,5 +182,5 @@ class Invalidate(Stamped):
         past = (*self.older, (self.lineage, self.step)) if self.lineage else ()
         if lineage == self.by:
             return past[-MOST_OLDER:]
-        at = next((place for place, (one, _) in enumerate(past) if one == lineage), 0)
+        at = next((index for index, (one, _) in enumerate(past) if one == lineage), 0)
         return past[:at]

@@ -60,8 +60,8 @@ class TrainerWord:
     error: str = ""  # phase "failed": the user's exception, one line
 
     @property
-    def place(self) -> tuple[int, int]:
-        """What it has saved last, as `SnapshotId.place`."""
+    def call(self) -> tuple[int, int]:
+        """What it has saved last, as `SnapshotId.call`."""
         return (self.newest_step, self.again)
 
 

@@ -19,8 +19,8 @@ from raystate.core.formats.host_messages import (
     FetchCopy,
     FillCopy,
     HostCommand,
-    Place,
     RemoveSet,
+    SlotAddress,
 )
 from raystate.core.formats.names import HostId, SnapshotId
 from raystate.core.formats.replies import Advice
@@ -33,7 +33,7 @@ class _Transfer:
     source: HostId
     snapshot: SnapshotId
     rank: int
-    place: Place | None = None  # once it has a slot, which is held until it ends
+    address: SlotAddress | None = None  # once it has a slot, which is held until it ends
 
 
 class Copies:
@@ -91,8 +91,8 @@ class Copies:
 
     def _drop_unneeded(self, order: Copy, advice: Advice | None) -> None:
         wanted = {rank for rank, _ in order.pieces}
-        filling = {one.place.index for one in self._transfers.values() if one.place is not None}
-        measuring = {one.rank for one in self._transfers.values() if one.place is None}
+        filling = {one.address.index for one in self._transfers.values() if one.address is not None}
+        measuring = {one.rank for one in self._transfers.values() if one.address is None}
         newest = {one.copies_of: one.index for one in self._slot_sets.sets.values()}
         for one in list(self._slot_sets.sets.values()):
             rank = one.copies_of
@@ -123,8 +123,8 @@ class Copies:
         # (test_simulator.test_planted_bug_of_peer_copies_is_found, "copy's slot is given away")
         slot.holds += 1
         self.no_memory = ""
-        transfer.place = Place(rank=transfer.rank, index=one.index, slot=number)
-        self.out.append(FillCopy(transfer=event.transfer, place=transfer.place))
+        transfer.address = SlotAddress(rank=transfer.rank, index=one.index, slot=number)
+        self.out.append(FillCopy(transfer=event.transfer, address=transfer.address))
 
     @staticmethod
     def _free_slot(one: SetState, advice: Advice | None) -> int | None:
@@ -141,8 +141,8 @@ class Copies:
         transfer = self._transfers.get(event.transfer)
         if transfer is None:
             return
-        content, place = event.content, transfer.place
-        if content is None or place is None:
+        content, address = event.content, transfer.address
+        if content is None or address is None:
             self._end(event.transfer)
             self._failed.add(transfer.rank)
             self.no_memory = event.error if event.no_memory else self.no_memory
@@ -152,8 +152,8 @@ class Copies:
             self._drop(event.transfer, why)
         else:
             self._end(event.transfer)
-            self._slot_sets.sets[place.index].slots[place.slot].content = content
-            self.out.append(EndCopy(transfer=event.transfer, place=place))
+            self._slot_sets.sets[address.index].slots[address.slot].content = content
+            self.out.append(EndCopy(transfer=event.transfer, address=address))
 
     def _drop(self, number: int, reason: str) -> None:
         transfer = self._end(number)
@@ -163,6 +163,6 @@ class Copies:
 
     def _end(self, number: int) -> _Transfer | None:
         transfer = self._transfers.pop(number, None)
-        if transfer is not None and transfer.place is not None:
-            self._slot_sets.let_go((transfer.place,))
+        if transfer is not None and transfer.address is not None:
+            self._slot_sets.let_go((transfer.address,))
         return transfer

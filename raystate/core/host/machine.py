@@ -25,11 +25,11 @@ from raystate.core.formats.host_messages import (
     HoldEnded,
     HostCommand,
     HostEvent,
-    Place,
     Remember,
     SetFound,
     SetRead,
     SetRemoved,
+    SlotAddress,
     Speak,
 )
 from raystate.core.formats.names import HostId, group_of, save_order
@@ -75,7 +75,7 @@ class Host:
         self._copies = Copies(self._slot_sets)
         self._advice = memory.advice
         self._attempt: int | None = None  # the newest that was heard of; older ones are ignored
-        self._readers: dict[str, tuple[Place, ...]] = {}  # by name; of a save, its id
+        self._readers: dict[str, tuple[SlotAddress, ...]] = {}  # by name; of a save, its id
         self._saves: dict[str, None] = {}  # whose outcome may be asked for
         self._newest_save = (0, 0)
         self._reports = Reporting(report_interval_s, heartbeat_s)
@@ -124,7 +124,7 @@ class Host:
 
     def story(self) -> str:
         """The state in one line, for people."""
-        held = ", ".join(f"set {place.index} slot {place.slot}: step {content.step}" for place, content in self.contents())
+        held = ", ".join(f"set {address.index} slot {address.slot}: step {content.step}" for address, content in self.contents())
         trainers = ", ".join(f"rank {one.hello.rank} with set {one.hello.set_index}" for one in self._connections.trainers.values())
         return (
             f"incarnation {self.incarnation}; attempt {self._attempt}; sets {sorted(self._slot_sets.sets)}; "
@@ -158,7 +158,7 @@ class Host:
         """Sets whose trainer is not connected, and may still have slots of it: is their lock free?"""
         return self._connections.suspects
 
-    def contents(self) -> list[tuple[Place, Staged]]:
+    def contents(self) -> list[tuple[SlotAddress, Staged]]:
         """What is held here and may be read."""
         return self._slot_sets.contents()
 
@@ -248,10 +248,10 @@ class Host:
     # ---------------------------------------------------------------- reading and writing what is held
 
     def _hold_asked(self, event: HoldAsked) -> None:
-        places = self._slot_sets.find(event.snapshot, event.ranks)
-        self._slot_sets.hold(places)
-        self._readers[event.reader] = places
-        self._out.append(Hold(places=places))
+        addresses = self._slot_sets.find(event.snapshot, event.ranks)
+        self._slot_sets.hold(addresses)
+        self._readers[event.reader] = addresses
+        self._out.append(Hold(addresses=addresses))
 
     def _hold_ended(self, event: HoldEnded) -> None:
         self._slot_sets.let_go(self._readers.pop(event.reader, ()))
@@ -270,21 +270,21 @@ class Host:
             self._refuse(order, "StepNotFoundError", f"save {order.save} was executed before on host {self.host[:8]}")
             return
         self._newest_save = number
-        places = self._slot_sets.find(order.snapshot, order.ranks)
-        missing = sorted(set(order.ranks) - {place.rank for place in places})
+        addresses = self._slot_sets.find(order.snapshot, order.ranks)
+        missing = sorted(set(order.ranks) - {address.rank for address in addresses})
         if missing:
             self._refuse(order, "StepNotFoundError", f"host {self.host[:8]} does not hold ranks {missing} of step {order.step}")
             return
         for old in [save for save in self._saves if save not in self._readers][:-REMEMBERED_SAVES]:
             del self._saves[old]
-        self._slot_sets.hold(places)
-        self._readers[order.save] = places
+        self._slot_sets.hold(addresses)
+        self._readers[order.save] = addresses
         self._saves[order.save] = None
-        self._out.append(Hold(places=places, order=order))
+        self._out.append(Hold(addresses=addresses, order=order))
 
     def _refuse(self, order: Write, error: str, message: str) -> None:
         failure = Failure(error=error, message=message, details={"step": order.step, "host": self.host})
-        self._out.append(Hold(places=(), order=order, refused=failure))
+        self._out.append(Hold(addresses=(), order=order, refused=failure))
 
     def is_connected(self, connection: int) -> bool:
         """Whether a trainer is there."""

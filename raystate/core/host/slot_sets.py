@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from raystate.core.formats.host_messages import Empty, HostCommand, Place, RemoveSet, SetFound
+from raystate.core.formats.host_messages import Empty, HostCommand, RemoveSet, SetFound, SlotAddress
 from raystate.core.formats.names import SnapshotId
 from raystate.core.formats.replies import Advice, Invalidate
 from raystate.core.formats.reports import HostWord, Staged, TrainerWord
@@ -55,10 +55,10 @@ class SetState:
         for number, slot in enumerate(self.slots):
             slot.granted = min(slot.granted, self.done(number))
 
-    def contents(self) -> list[tuple[Place, Staged]]:
+    def contents(self) -> list[tuple[SlotAddress, Staged]]:
         """What may be read. A granted slot is left out: its trainer may be writing to it."""
         return [
-            (Place(rank=slot.content.rank, index=self.index, slot=number), slot.content)
+            (SlotAddress(rank=slot.content.rank, index=self.index, slot=number), slot.content)
             for number, slot in enumerate(self.slots)
             if slot.content is not None and not self.is_granted(number)
         ]
@@ -81,7 +81,7 @@ class SlotSets:
         self.out: list[HostCommand] = []
         self._given = 0
 
-    def contents(self) -> list[tuple[Place, Staged]]:
+    def contents(self) -> list[tuple[SlotAddress, Staged]]:
         """What is held here and may be read."""
         return [held for one in self.sets.values() for held in one.contents()]
 
@@ -196,30 +196,30 @@ class SlotSets:
 
     # ---------------------------------------------------------------- readers
 
-    def find(self, snapshot: SnapshotId, ranks: Iterable[int]) -> tuple[Place, ...]:
+    def find(self, snapshot: SnapshotId, ranks: Iterable[int]) -> tuple[SlotAddress, ...]:
         """Where the pieces of these ranks are, as far as they are here; by rank."""
-        found: dict[int, Place] = {}
-        for place, content in self.contents():
+        found: dict[int, SlotAddress] = {}
+        for address, content in self.contents():
             if content.id == snapshot:
-                found.setdefault(place.rank, place)
+                found.setdefault(address.rank, address)
         return tuple(found[rank] for rank in sorted(found.keys() & set(ranks)))
 
-    def hold(self, places: Iterable[Place]) -> None:
+    def hold(self, addresses: Iterable[SlotAddress]) -> None:
         """A reader begins: the bytes stay."""
-        for place in places:
-            self.sets[place.index].slots[place.slot].holds += 1
+        for address in addresses:
+            self.sets[address.index].slots[address.slot].holds += 1
 
-    def let_go(self, places: Iterable[Place]) -> None:
+    def let_go(self, addresses: Iterable[SlotAddress]) -> None:
         """A reader is done: if it was the last, bytes that were given up meanwhile go."""
-        for place in places:
-            one = self.sets.get(place.index)
+        for address in addresses:
+            one = self.sets.get(address.index)
             if one is None:
                 continue
-            slot = one.slots[place.slot]
+            slot = one.slots[address.slot]
             slot.holds -= 1
             if slot.doomed and not slot.holds:
                 slot.doomed = False
-                self._empty(one, place.slot)
+                self._empty(one, address.slot)
 
 
 def applies(order: Invalidate, base: Invalidate | None) -> bool:

@@ -22,9 +22,9 @@ def why_free(snapshot: SnapshotId, advice: Advice) -> str | None:
         if not advice.decided or lineage_order(lineage) > lineage_order(advice.lineage):
             return None
         return f"lineage {lineage} has been replaced by {advice.lineage}"
-    if snapshot.place in advice.dead:
+    if snapshot.call in advice.dead:
         return f"step {snapshot.step} was skipped by another host"
-    if snapshot.place < advice.stable:
+    if snapshot.call < advice.stable:
         return f"step {advice.stable[0]} is stable"
     return None
 

@@ -81,7 +81,7 @@ def share_out(
         without overlap.
     """
     hosts = sorted({host for want in wanted for held in want.held for host in held.hosts} - {HERE})
-    turn = {host: (place - rank) % len(hosts) for place, host in enumerate(hosts)}
+    turn = {host: (number - rank) % len(hosts) for number, host in enumerate(hosts)}
     loads = dict.fromkeys(hosts, 0) | dict(load or {})
     takes: list[Take] = []
     missing: list[Missing] = []
