@@ -15,7 +15,11 @@ from tests.processes import REPO
 
 LINE = next(line for line in (REPO / "docs" / "start.md").read_text().splitlines() if line.startswith("ray job submit"))
 
-SMALL = ("model.d_model=32", "model.d_ff=64", "model.n_layers=1", "train.batch_size=8")
+# Two workers of a submitted job are in the demo of `.ci/run`.
+SMALL = (
+    "model.d_model=32", "model.d_ff=64", "model.n_layers=1", "model.ngram=1", "data.seq_len=16", "data.max_bytes=131072",
+    "train.batch_size=8", "train.eval_bytes=1024", "train.sample_bytes=0", "ray.num_workers=1",
+)  # fmt: skip
 
 # Ray's processes have the folder and the environment of this one.
 CLUSTER = """
