@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -55,6 +56,20 @@ def start_ray(start: Callable[[], Started]) -> Started:
             for process in here.children():
                 if process not in before:
                     kill_family(process)
+
+
+@contextlib.contextmanager
+def standing_ray(num_cpus: int) -> Iterator[str]:
+    """A Ray that stands, as after `ray start --head`, and that this process has joined; yields its address."""
+    import ray
+
+    start_ray(
+        lambda: ray.init("local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    )
+    try:
+        yield ray.get_runtime_context().gcs_address
+    finally:
+        ray.shutdown()
 
 
 def free_port() -> int:

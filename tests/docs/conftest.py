@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
 
 from tests.docs.running import Interpreter, interpreter
-from tests.processes import start_ray, xla_flags
+from tests.processes import standing_ray, xla_flags
 
 # A dead worker is noticed soon; one device, as a user has it.
 SETTINGS = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2", "XLA_FLAGS": xla_flags(1)}
@@ -23,15 +22,9 @@ def python() -> Iterator[Interpreter]:
 
 @pytest.fixture(scope="module")
 def python_on_ray() -> Iterator[Interpreter]:
-    """An interpreter whose pages find a Ray that stands, as after `ray start --head`."""
-    import ray
-
+    """An interpreter whose pages find a Ray that stands."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SETTINGS.items():
             patch.setenv(name, value)  # before Ray starts, whose processes inherit it
-        start_ray(lambda: ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR))
-    try:
-        with interpreter(RAY_ADDRESS=ray.get_runtime_context().gcs_address, **SETTINGS) as one:
+        with standing_ray(num_cpus=8) as address, interpreter(RAY_ADDRESS=address, **SETTINGS) as one:
             yield one
-    finally:
-        ray.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import start_ray
+from tests.processes import standing_ray
 from tests.programs.running import End, Place, run_script
 
 Digests = list[dict[str, str]]  # by rank
@@ -18,14 +17,11 @@ Digests = list[dict[str, str]]  # by rank
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    """A Ray that stands, as after `ray start --head`: what it holds in memory outlives a script."""
-    import ray
-
+    """What it holds in memory outlives a script."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
-        start_ray(lambda: ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR))
-        yield ray.get_runtime_context().gcs_address
-        ray.shutdown()
+        with standing_ray(num_cpus=4) as address:
+            yield address
 
 
 @pytest.fixture
