@@ -43,7 +43,9 @@ def _cluster() -> Any:
 
     # A dead node is noticed within a second or two, not fifteen.
     noticed = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": noticed})
+    # No process that looks ten times a second for what others have printed, and is read by no test here.
+    head = {"include_dashboard": False, "include_log_monitor": False}
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, **head, "_system_config": noticed})
     for _ in range(NODES - 1):
         cluster.add_node(**NODE)
     return cluster
