@@ -68,7 +68,7 @@ class Host:
         summary = HostSummary(
             host=HostId(self._host), incarnation=self._incarnation, seq=self._seq, staged=self._held, trainers=self._seen,
             advised=None if advice is None else (advice.attempt, advice.seq), attempt=None if advice is None else advice.attempt,
-            base=self._base,
+            restore=self._base,
         )  # fmt: skip
         self._coordinator.tell.remote(HostReported(summary=summary))
 

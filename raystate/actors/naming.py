@@ -15,7 +15,7 @@ from raystate.core.formats.messages import HostId
 from raystate.waits import AGAIN_S
 
 NAMESPACE = "raystate"
-PROTOCOL = 22  # of the messages between trainers, HostActors and Coordinator
+PROTOCOL = 23  # of the messages between trainers, HostActors and Coordinator
 
 
 def coordinator_name(run_hash: str) -> str:

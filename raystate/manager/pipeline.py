@@ -349,7 +349,7 @@ class Pipeline:
 
     # ------------------------------------------------------------ from one lineage to the next, and the end
 
-    def begin(self, lineage: str, base: SnapshotId | None) -> None:
+    def begin(self, lineage: str, origin: SnapshotId | None) -> None:
         """A restore begins a new lineage: give up waiting steps. RaystateError: the run is left."""
         with self.lock:
             self._session.refuse_left("restore()")
@@ -359,7 +359,7 @@ class Pipeline:
                 job.held.release()
             self._jobs.clear()
             self._skipped.forget()
-            self.machine.begin(lineage, base)
+            self.machine.begin(lineage, origin)
             self._session.begin(lineage)
             self._session.write_word(self.machine.word())
             self._changed.notify_all()

@@ -155,7 +155,7 @@ class Restoring:
                     if mistake is not None:
                         raise mistake from None  # it is why no rank restores the step
                     raise
-            self._pipeline.begin(choice.begins, choice.base)
+            self._pipeline.begin(choice.begins, choice.origin)
             self._settled(reply)
         if wanted.step is None:
             self._pipeline.check.asked(wanted.reference, wanted.items, wanted.plain)

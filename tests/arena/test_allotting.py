@@ -243,7 +243,7 @@ def test_what_has_to_be_remembered_waits_for_room_and_nothing_waits_for_it(node:
         real(path, value)
 
     monkeypatch.setattr(slot_store, "write_json", write_json)
-    memory = Remember(base=Invalidate(host=HostId("h"), lineage="1.1", step=3, by="1.2", older=(("1.0", 2),), attempt=1, seq=1))
+    memory = Remember(restore=Invalidate(host=HostId("h"), lineage="1.1", step=3, by="1.2", older=(("1.0", 2),), attempt=1, seq=1))
     node.loop._carry_out(memory)
     assert node.loop._store.recall() == Remember()
     full.clear()

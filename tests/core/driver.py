@@ -80,7 +80,7 @@ class Driver:
         self.staged: dict[str, list[Staged]] = {}
         self.seen: dict[str, list[TrainerWord]] = {}
         self.advised: dict[str, tuple[int, int]] = {}  # host -> the newest Advice it has got
-        self.base: dict[str, Invalidate] = {}  # host -> the newest order to discard that it has carried out
+        self.restores: dict[str, Invalidate] = {}  # host -> the newest order to discard that it has carried out
         self.numbers: dict[int, int] = {}  # rank -> number of its last word
         self.lineage = ""
         self.world = 0
@@ -120,7 +120,7 @@ class Driver:
         elif isinstance(command, Invalidate):
             held = self.staged.get(command.host, [])
             self.staged[command.host] = [one for one in held if command.spares(one.lineage, one.step)]
-            self.base[command.host] = command
+            self.restores[command.host] = command
             self.report(command.host)
         elif isinstance(command, Write):
             self.send(Written(host=command.host, save=command.save))
@@ -169,7 +169,7 @@ class Driver:
             staged=tuple(self.staged.get(host, ())),
             trainers=tuple(self.seen.get(host, ())),
             advised=self.advised.get(host),
-            base=self.base.get(host),
+            restore=self.restores.get(host),
         )
 
     def join(self, hosts: list[str], group: str = "g") -> str:

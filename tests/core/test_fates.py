@@ -91,8 +91,8 @@ def test_a_step_of_which_the_log_says_nothing_was_passed_over():
 def test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable():
     driver = adopted(3, lineage="1.1.g")
     for host in AB:
-        base = Invalidate(host=HostId(host), lineage="1.1.g", step=4, by="1.3.h", attempt=1, seq=2)
-        driver.send(HostReported(summary=replace(driver.summary(host), base=base)))
+        restore = Invalidate(host=HostId(host), lineage="1.1.g", step=4, by="1.3.h", attempt=1, seq=2)
+        driver.send(HostReported(summary=replace(driver.summary(host), restore=restore)))
     driver.stage(5, promised=True)
     assert driver.take(Write) == []
     driver.stage(4, promised=True)
@@ -189,8 +189,8 @@ def inherits() -> Driver:
     """A new Coordinator: the trainers go on from step 4 in memory, in a lineage of their own."""
     driver = adopted(3, lineage="1.3.h")
     for host in AB:
-        base = Invalidate(host=HostId(host), lineage="1.1.g", step=4, by="1.3.h", attempt=1, seq=2)
-        driver.send(HostReported(summary=replace(driver.summary(host), base=base)))
+        restore = Invalidate(host=HostId(host), lineage="1.1.g", step=4, by="1.3.h", attempt=1, seq=2)
+        driver.send(HostReported(summary=replace(driver.summary(host), restore=restore)))
     return driver
 
 

@@ -208,7 +208,7 @@ def test_a_restarted_host_still_knows_what_was_given_up_and_what_was_proposed():
     heir = adopted(piece(6), memory=memory)
     assert [one.slot for one in heir.took(Empty)] == [0]
     summary = heir.report()
-    assert (summary.base, summary.proposal, summary.staged) == (invalidate(), agreed, ())
+    assert (summary.restore, summary.proposal, summary.staged) == (invalidate(), agreed, ())
 
 
 def test_the_first_report_says_all_that_lies_there():

@@ -122,12 +122,12 @@ def test_a_late_word_of_a_discard_does_not_count_for_the_next_of_the_same_step()
     orders = {one.host: one for one in driver.take(Invalidate)}
     assert (orders[HostId("b")].lineage, orders[HostId("b")].step) == (first.lineage, 4)
     for one in (orders[HostId("a")], first):
-        driver.base[one.host] = one
+        driver.restores[one.host] = one
         driver.report(one.host)
     assert driver.replies(RestoreSettled) == []
     driver.tick(5.0)
     assert [one.host for one in driver.take(Invalidate)] == ["b"], "its order may be lost"
-    driver.base["b"] = orders[HostId("b")]
+    driver.restores["b"] = orders[HostId("b")]
     driver.report("b")
     assert len(driver.replies(RestoreSettled)) == 2
 
@@ -342,7 +342,7 @@ def test_other_bytes_in_memory_give_way_to_a_durable_step_of_the_same_number():
     driver.join(AB, "h")
     choice = driver.restore()
     assert (choice.tier, choice.step) == ("storage", 2)
-    driver.leave(choice.base)
+    driver.leave(choice.origin)
     assert driver.replies(LeaveReply)[-1].step == 2
 
 
@@ -433,7 +433,7 @@ def test_what_is_left_in_memory_of_a_durable_step_goes_with_the_choice_and_is_ke
     driver.lose("a", "cut")
     driver.join(["b", "c"], "h")
     choice = driver.restore()
-    assert (choice.tier, choice.step, choice.base) == ("storage", 2, SnapshotId("", 2))
+    assert (choice.tier, choice.step, choice.origin) == ("storage", 2, SnapshotId("", 2))
     assert (choice.in_memory, choice.world, choice.holders, choice.stored) == (held, 2, ((1, ("b",)),), True)
     assert [one.step for one in driver.staged["b"]] == [2]
 

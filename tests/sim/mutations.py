@@ -230,9 +230,9 @@ def _late_pieces_believed() -> Any:
     real = slot_sets.SlotSets.take
 
     def take_contents(self: slot_sets.SlotSets, *args: Any) -> None:
-        base, self.base = self.base, None
+        restore, self.restore = self.restore, None
         real(self, *args)
-        self.base = base
+        self.restore = restore
 
     return planted((slot_sets.SlotSets, "take", take_contents), (memory.Memory, "believed", _always))
 

@@ -249,7 +249,7 @@ class TrainerProc(Proc):
 
     def _settled(self, reply: RestoreSettled) -> None:
         assert self.choice is not None
-        self.machine.begin(self.choice.begins, self.choice.base)
+        self.machine.begin(self.choice.begins, self.choice.origin)
         self.promised = []  # a restore ends them
         self.world.check_settled(self, reply.step)
         current = self.world.current

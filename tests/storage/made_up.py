@@ -125,7 +125,7 @@ class MadeUpHosts:
             seq=self.sequence[host],
             staged=self.staged.get(host, ()),
             trainers=trainers,
-            base=self.base.get(host),
+            restore=self.base.get(host),
         )
         self.post(HostReported(summary=summary))
 

@@ -85,22 +85,24 @@ class Copying:
             too_few = 0 if spread or all(self.domains.get(peer) == domain for peer in peers) else 1
         return tuple(missing[: max(0, too_few)])
 
-    def kept_beside(self, base: Invalidate, keys: Collection[SnapshotId]) -> list[SnapshotId]:
+    def kept_beside(self, restore: Invalidate, keys: Collection[SnapshotId]) -> list[SnapshotId]:
         """The snapshot with the most copies, the newest of such, until the restored one, which is
         newer, has as many: else the loss of a host could cost both.
         (test_copies.test_what_has_its_copies_stays_until_what_was_restored_has_them)
 
         Args:
-            base: what was restored.
+            restore: of what.
             keys: snapshots that stay anyway. One slot is left for new snapshots, but for the time
                 in which copies are waited for.
         """
         if not self.is_on:
             return []
         held = [
-            snap for snap in self.memory.snaps.values() if snap.lineage == base.lineage and snap.step <= base.step and snap.complete
+            snap
+            for snap in self.memory.snaps.values()
+            if snap.lineage == restore.lineage and snap.step <= restore.step and snap.complete
         ]
-        waits = any(snap.step == base.step and not self.is_safe(snap) for snap in held)
+        waits = any(snap.step == restore.step and not self.is_safe(snap) for snap in held)
         safest = max(held, key=lambda snap: (*self._spread(snap), snap.order), default=None)
         room = self.context.settings.snapshot_slots - (not waits)
         return [safest.id] if safest is not None and len({*keys, safest.id}) <= room else []

@@ -40,7 +40,7 @@ class HostView:
     heard_of: int | None = None  # newest attempt that the host knows of
     sent: int | None = None  # number of the last Advice given to it; None: it has to be given the newest
     sent_s: float = -1e9
-    base_order: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
+    discarded: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
     no_copies: str = ""  # why it can't keep copies for other hosts
 
     def rise(self, now_s: float) -> bool:
@@ -175,7 +175,7 @@ class Memory:
         self.domains: dict[HostId, str] = {}  # of the hosts that are up: what each is lost together with
         self.moves = 0  # how often these have changed
         self.snaps: dict[SnapshotId, Snap] = {}
-        self.base: Invalidate | None = None  # the newest recovery decision that is known
+        self.restore: Invalidate | None = None  # what the newest restore that is known gives up
         self.gathering: set[str] = set()  # hosts that existed at the claim and have not reported yet
         self.advice_seq = 0  # of the newest advice
         self.asks_all = False  # the next advice goes to every host, also if it says nothing new
@@ -278,12 +278,12 @@ class Memory:
         view.heard_of = summary.attempt
         view.no_copies = summary.no_copies
         self._lies_in(view.host, summary.domain or view.host)
-        if summary.base is not None:
-            view.base_order = max(view.base_order, summary.base.stamp)
+        if summary.restore is not None:
+            view.discarded = max(view.discarded, summary.restore.stamp)
             # A new Coordinator learns from the hosts what the restores before it have given up.
             # (test_fates.test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable)
-            if self.base is None or summary.base.stamp > self.base.stamp:
-                self.base = summary.base
+            if self.restore is None or summary.restore.stamp > self.restore.stamp:
+                self.restore = summary.restore
         view.trainers = summary.trainers
         if summary.staged == view.staged:
             return {}
@@ -299,9 +299,11 @@ class Memory:
         self._decisions += 1
         # With the past of that lineage: its promises still count after several restores in a row.
         # (test_recovery.test_what_was_promised_before_several_restores_in_a_row_becomes_durable)
-        older = () if self.base is None else self.base.before(lineage)
+        older = () if self.restore is None else self.restore.before(lineage)
         attempt = self.context.attempt
-        self.base = Invalidate(host=_NO_HOST, lineage=lineage, step=step, by=by, older=older, attempt=attempt, seq=self._decisions)
+        self.restore = Invalidate(
+            host=_NO_HOST, lineage=lineage, step=step, by=by, older=older, attempt=attempt, seq=self._decisions
+        )
         self._told_s = {}
         for view in self.views:
             self.tell_discard(view)
@@ -314,23 +316,23 @@ class Memory:
 
     def has_discarded(self, view: HostView) -> bool:
         """Whether the host has discarded what the newest choice gives up."""
-        return self.base is None or view.base_order >= self.base.stamp
+        return self.restore is None or view.discarded >= self.restore.stamp
 
     def tell_discard(self, view: HostView) -> None:
         """Give the host the order, if it has not carried it out and has not just been told."""
-        if self.base is None or not view.up or self.has_discarded(view):
+        if self.restore is None or not view.up or self.has_discarded(view):
             return
         if self.context.now_s - self._told_s.get(view.host, -1e9) >= RETRY_FIRST_S:
             self._told_s[view.host] = self.context.now_s
-            self.context.out.append(replace(self.base, host=view.host))
+            self.context.out.append(replace(self.restore, host=view.host))
 
     # ---------------------------------------------------------------- what can be recovered
 
     def believed(self, lineage: str, step: int) -> bool:
         """False for what a restore has given up, although some host that was away may still hold
         it. (test_simulator.test_planted_bug_is_found, "host rejoins without discarding")"""
-        base = self.base
-        return base is None or base.spares(lineage, step)
+        restore = self.restore
+        return restore is None or restore.spares(lineage, step)
 
     def complete(self, key: SnapshotId) -> Snap | None:
         """The snapshot, if all its pieces are here and no restore has given it up."""

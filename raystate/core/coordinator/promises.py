@@ -133,9 +133,9 @@ class Promises:
 
     def _is_passed_over(self, key: SnapshotId) -> bool:
         """Whether a later step of its lineage is durable, or was, and no host can bring what is missing."""
-        base, lineages = self._memory.base, {key.lineage}
-        if base is not None and (base.lineage, base.step) == (key.lineage, key.step):
-            lineages.add(base.by)  # what a lineage began with is passed over by that lineage's steps, too
+        restore, lineages = self._memory.restore, {key.lineage}
+        if restore is not None and (restore.lineage, restore.step) == (key.lineage, key.step):
+            lineages.add(restore.by)  # what a lineage began with is passed over by that lineage's steps, too
         newer = itertools.takewhile(lambda one: one.step > key.step, reversed(self._journal.live.values()))
         past = (gone for gone in self._journal.facts.retired.values() if gone.step > key.step)
         if not any(one.lineage in lineages for one in itertools.chain(newer, past)):

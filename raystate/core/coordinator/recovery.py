@@ -330,11 +330,11 @@ class Restores:
         assert choice is not None
         group.decide()
         step = choice.step
-        base = choice.snapshot
+        origin = choice.snapshot
         tiers = [one.tier for one in self._tried.values()]
         tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
-        durable = choice.tier == "storage" or self.saves.fate(base)[0] is True
-        saving = not durable and base in self.saves.jobs
+        durable = choice.tier == "storage" or self.saves.fate(origin)[0] is True
+        saving = not durable and origin in self.saves.jobs
         settled = RestoreSettled(
             step=step,
             tier=tier,

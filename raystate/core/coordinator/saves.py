@@ -76,10 +76,10 @@ class Saves:
 
     def _lineages(self, key: SnapshotId) -> list[str]:
         """Whose snapshots of its step count as tries of it: its own lineage's, and what that began with from memory."""
-        base = self.memory.base
+        restore = self.memory.restore
         lineages = [key.lineage]
-        if base is not None and (base.by, base.step) == (key.lineage, key.step):
-            lineages.append(base.lineage)
+        if restore is not None and (restore.by, restore.step) == (key.lineage, key.step):
+            lineages.append(restore.lineage)
         return [one for one in lineages if one]
 
     def is_under_way(self, key: SnapshotId) -> bool:

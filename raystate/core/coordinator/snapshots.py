@@ -49,7 +49,7 @@ class Snapshots:
         self._advice: Advice | None = None  # the newest
         self._mark = -1  # skips up to this step were caused by the interval before
         self._calm = CALM_SNAPSHOTS
-        self._base_keys: set[SnapshotId] = set()  # what the present lineage has restored
+        self._restored_keys: set[SnapshotId] = set()  # what the present lineage has restored
         self._moved: list[tuple[HostView, set[SnapshotId]]] = []  # hosts that have reported, with the snapshots that are new
         self._unadvised: list[HostView] = []  # hosts that need the present advice once more
 
@@ -252,16 +252,16 @@ class Snapshots:
     def keep(self) -> tuple[SnapshotId, ...]:
         """What must not be overwritten although another lineage is the current one."""
         keys: list[SnapshotId] = self.saves.keys()
-        group, base = self.joins.group, self.memory.base
+        group, restore = self.joins.group, self.memory.restore
         if group is None or self.stable != NO_CALL:
             return tuple(keys)
-        if base is not None and base.by == group.lineage:
-            if base.lineage:
+        if restore is not None and restore.by == group.lineage:
+            if restore.lineage:
                 # With those whose host is down: it may hear this before it has said what it holds.
-                known = self._base_keys.union(self.memory.snaps)
-                self._base_keys = {key for key in known if (key.lineage, key.step) == (base.lineage, base.step)}
-                keys += [*self._base_keys]
-                keys += self.copying.kept_beside(base, keys)
+                known = self._restored_keys.union(self.memory.snaps)
+                self._restored_keys = {key for key in known if (key.lineage, key.step) == (restore.lineage, restore.step)}
+                keys += [*self._restored_keys]
+                keys += self.copying.kept_beside(restore, keys)
             return tuple(sorted(set(keys)))
         best = self.memory.candidates()[:1]
         keys += [snap.id for snap in best]
@@ -283,9 +283,9 @@ class Snapshots:
         if group is not None:
             self._follow(group)
             self.copying.turn()
-        journal, base = self.journal, self.memory.base
+        journal, restore = self.journal, self.memory.restore
         lineage = "" if group is None else group.lineage
-        decided = group is not None and (group.decided or self.stable != NO_CALL or (base is not None and base.by == lineage))
+        decided = group is not None and (group.decided or self.stable != NO_CALL or (restore is not None and restore.by == lineage))
         advice = Advice(
             attempt=self.context.attempt,
             seq=self.memory.advice_seq,

@@ -123,9 +123,9 @@ def under_way(machine: Coordinator) -> list[UnderWay]:
 def status_of(machine: Coordinator, now_s: float) -> RunStatus:
     """The status at a moment of the machine's own clock."""
     group, snapshots = machine.joins.group, machine.snapshots
-    settings, base = machine.settings, machine.memory.base
+    settings, restore = machine.settings, machine.memory.restore
     # A restored snapshot stays in memory until a newer one is complete there.
-    restored = base.step if base is not None and base.lineage and group is not None and base.by == group.lineage else -1
+    restored = restore.step if restore is not None and restore.lineage and group is not None and restore.by == group.lineage else -1
     return RunStatus(
         attempt=machine.attempt,
         lineage=group.lineage if group is not None else "",

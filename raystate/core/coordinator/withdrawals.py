@@ -105,10 +105,10 @@ class Withdrawals:
 
     def _was_deleted(self, step: int) -> bool:
         """In this line of training: one that a restore has given up since may be saved again."""
-        gone, base = self._journal.facts.deleted.get(step), self._memory.base
-        if gone is None or base is None:
+        gone, restore = self._journal.facts.deleted.get(step), self._memory.restore
+        if gone is None or restore is None:
             return gone is not None
-        return step <= base.step or lineage_order(gone.lineage) >= lineage_order(base.by)
+        return step <= restore.step or lineage_order(gone.lineage) >= lineage_order(restore.by)
 
     def _tries_of(self, step: int) -> SnapshotId:
         """The last call of save() for it that is known: the delete takes what that had promised, and what a later one promises is saved

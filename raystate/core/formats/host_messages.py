@@ -173,11 +173,11 @@ class Remember:
     """Keep this where a restarted HostActor finds it: what it must know although no arena says so.
 
     Attributes:
-        base: the newest Invalidate that was applied.
+        restore: the newest Invalidate that was applied.
         advice: the newest Advice: with its proposal, which a new Coordinator learns from the hosts alone.
     """
 
-    base: Invalidate | None = None
+    restore: Invalidate | None = None
     advice: Advice | None = None
 
 

@@ -58,14 +58,14 @@ class RestoreChoice:
         return SnapshotId(self.lineage, self.step, self.again)
 
     @property
-    def base(self) -> SnapshotId | None:
+    def origin(self) -> SnapshotId | None:
         """What the new lineage goes on from, if anything."""
         return self.snapshot if self.step >= 0 else None
 
     @property
     def in_memory(self) -> SnapshotId | None:
         """The snapshot that is in memory, all of it or, with tier "storage", a part; None: nothing is."""
-        return self.base if self.tier == "memory" else self.held
+        return self.origin if self.tier == "memory" else self.held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class Advice(Stamped):
     decided: bool = False
     stable: tuple[int, int] = NO_CALL  # calls of save(), see SnapshotId
     dead: tuple[tuple[int, int], ...] = ()
-    keep: tuple[SnapshotId, ...] = ()  # recovery base, queued and running durable saves
+    keep: tuple[SnapshotId, ...] = ()  # what a recovery may need, queued and running durable saves
     interval: int = 1
     proposal: Proposal | None = None
     failure: Failure | None = None

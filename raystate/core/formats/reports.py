@@ -74,7 +74,7 @@ class HostSummary:
     seq: int
     staged: tuple[Staged, ...] = ()
     trainers: tuple[TrainerWord, ...] = ()
-    base: Invalidate | None = None  # newest one it has applied
+    restore: Invalidate | None = None  # newest one it has applied
     advised: tuple[int, int] | None = None  # (attempt, seq) of the newest Advice it has; None: unknown
     proposal: Proposal | None = None  # the last one it has shown to its trainers: a new Coordinator has to go on with it
     attempt: int | None = None  # newest attempt it has heard of, and whose predecessors it ignores; None: unknown

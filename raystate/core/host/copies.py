@@ -84,8 +84,8 @@ class Copies:
 
     def _why_not(self, snapshot: SnapshotId, advice: Advice | None) -> str:
         """Why no host needs a copy of it any more; "" if one may."""
-        base = self._slot_sets.base
-        if base is not None and not base.spares(snapshot.lineage, snapshot.step):
+        restore = self._slot_sets.restore
+        if restore is not None and not restore.spares(snapshot.lineage, snapshot.step):
             return GIVEN_UP
         return (why_free(snapshot, advice) or "") if advice is not None else ""
 

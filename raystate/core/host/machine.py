@@ -70,7 +70,7 @@ class Host:
         self.incarnation = incarnation
         self._domain = domain
         memory = memory or Remember()
-        self._slot_sets = SlotSets(memory.base)
+        self._slot_sets = SlotSets(memory.restore)
         self._connections = Connections(host, self._slot_sets)
         self._copies = Copies(self._slot_sets)
         self._advice = memory.advice
@@ -237,13 +237,13 @@ class Host:
         """Discard what a recovery has given up, then report. One that is not newer than the last changes nothing."""
         if self._is_stale(order.attempt):
             return
-        if applies(order, self._slot_sets.base):
+        if applies(order, self._slot_sets.restore):
             self._slot_sets.give_up(order)
             self._remember()
         self._reports.at_once = True
 
     def _remember(self) -> None:
-        self._out.append(Remember(base=self._slot_sets.base, advice=self._advice))
+        self._out.append(Remember(restore=self._slot_sets.restore, advice=self._advice))
 
     # ---------------------------------------------------------------- reading and writing what is held
 
@@ -344,7 +344,7 @@ class Host:
             seq=seq,
             staged=self._slot_sets.reported(),
             trainers=tuple(self._connections.seen()),
-            base=self._slot_sets.base,
+            restore=self._slot_sets.restore,
             advised=None if advice is None else advice.stamp,
             proposal=None if advice is None else advice.proposal,
             attempt=self._attempt,

@@ -68,15 +68,15 @@ class SlotSets:
     """All slot sets of a host.
 
     Args:
-        base: the newest restore whose discards are carried out.
+        restore: the newest restore whose discards are carried out.
 
     Attributes:
         sets: by index.
         out: where commands go; the machine's, for the event at hand.
     """
 
-    def __init__(self, base: Invalidate | None):
-        self.base = base
+    def __init__(self, restore: Invalidate | None):
+        self.restore = restore
         self.sets: dict[int, SetState] = {}
         self.out: list[HostCommand] = []
         self._given = 0
@@ -136,7 +136,7 @@ class SlotSets:
                 slot.content = None
                 continue
             slot.content = found
-            if found is not None and self.base is not None and not self.base.spares(found.lineage, found.step):
+            if found is not None and self.restore is not None and not self.restore.spares(found.lineage, found.step):
                 # Staged in a past that a restore has given up meanwhile.
                 # (test_host.test_what_is_staged_late_in_a_past_that_was_given_up_is_discarded)
                 self.discard(one, number)
@@ -175,7 +175,7 @@ class SlotSets:
 
     def give_up(self, order: Invalidate) -> None:
         """Discard what a restore has given up, from now on."""
-        self.base = order
+        self.restore = order
         for one in self.sets.values():
             for number, slot in enumerate(one.slots):
                 if slot.content is not None and not order.spares(slot.content.lineage, slot.content.step):
@@ -222,6 +222,6 @@ class SlotSets:
                 self._empty(one, address.slot)
 
 
-def applies(order: Invalidate, base: Invalidate | None) -> bool:
+def applies(order: Invalidate, restore: Invalidate | None) -> bool:
     """False for an Invalidate that was applied already or has been overtaken: it is only acknowledged."""
-    return base is None or order.stamp > base.stamp
+    return restore is None or order.stamp > restore.stamp

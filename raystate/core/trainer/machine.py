@@ -81,12 +81,12 @@ class Trainer:
         every = self.save_every_steps
         return None if not every else (max(0, step) // every + 1) * every
 
-    def begin(self, lineage: str, base: SnapshotId | None) -> None:
-        """All ranks go on from `base` (None: the run has no step) in a new lineage. Staging must
+    def begin(self, lineage: str, origin: SnapshotId | None) -> None:
+        """All ranks go on from `origin` (None: the run has no step) in a new lineage. Staging must
         have ended; slots stay. It ends the promises of the lineage before."""
         self.lineage = lineage
-        self.newest = step = base.step if base is not None else -1
-        self.kept = base
+        self.newest = step = origin.step if origin is not None else -1
+        self.kept = origin
         self.again = -1
         self.held = self.late = None
         self.stopped_at = None
