@@ -113,6 +113,10 @@ _LONGEST = (
     "jobs/test_lm_model.py",
     "cluster/test_drill.py",
     "cluster/test_submitted.py",
+    "cluster/test_two_disks.py",
+    "cluster/test_rehearse.py",
+    "cluster/test_preemption.py",
+    "cluster/test_digits.py",
     "cluster/test_memory_stays.py",
     "cluster/test_matrix.py",
     "cluster/test_misuse.py",
@@ -123,7 +127,6 @@ _LONGEST = (
     "cluster/test_outside.py",
     "cluster/test_gcs.py",
     "cluster/test_isolation.py",
-    "cluster/test_preemption.py",
     "cluster/test_reshard.py",
 )
 # Left to `make test-more`: `make test` shows each room in five minutes. Single tests of other files have the mark themselves.
