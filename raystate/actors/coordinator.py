@@ -278,9 +278,10 @@ class CoordinatorActor:
         reply = await asyncio.wrap_future(service.ask(event))
         if isinstance(event, Joined) and isinstance(reply, JoinReply):
             assert service.claimed is not None
-            refusal = await self._places.refusal(event.group, service.claimed)
+            refusal, is_final = await self._places.refusal(event.group, service.claimed)
             if refusal is not None and not await self._why_log_is_gone(service):  # else the folder is gone for everybody
-                service.refuse(refusal)
+                if is_final:
+                    service.refuse(refusal)
                 return refusal
         return reply
 

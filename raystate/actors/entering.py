@@ -139,7 +139,7 @@ def _coordinator(config: StateConfig, run_hash: str, owner: Owner, ahead: list[A
         coordinator = make_coordinator(config, run_hash, owner, missing)
         if coordinator is not None:
             for host in missing:
-                ahead.append(create_host(config, run_hash, host, waits=True))
+                ahead.append(create_host(config, run_hash, host))
                 ahead[-1].preload.remote(gives_way=False)
             return coordinator
     return ensure_coordinator(config, run_hash, owner)

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.actors.calling import answer_of
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
-from raystate.actors.restarted import begin
+from raystate.actors.restarted import begin, is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, StopAsked, Write
@@ -42,10 +42,8 @@ logger = logging.getLogger("raystate")
 class HostActor:
     """A thin shell: the core machine decides, `HostLoop` carries out, this class makes it callable.
 
-    Everything it owns lies in the arena, so that Ray can restart it after a kill: the new process adopts what the old one held.
-
-    Args:
-        waits: it is no host of the run until somebody calls `open`, or what a host has to do.
+    It is no host of the run until somebody calls `open`, or what a host has to do. Everything it owns lies in the arena, so that Ray
+    can restart it after a kill: the new process adopts what the old one held.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class HostActor:
         arena_dir: str | None,
         domain_labels: tuple[str, ...] = (),
         metadata_url: str | None = None,
-        waits: bool = False,
     ):
         log_to_stderr()
         self._run = run
@@ -74,18 +71,15 @@ class HostActor:
         self._gives_up = False
         self._notice: Notice | None = None
         self._before_sigterm: Any = signal.signal(signal.SIGTERM, self._on_sigterm)  # here: only a process's main thread may
-        self._start(waits=waits)
+        if is_restarted():
+            begin(self._take_up, on_failure=self._start_failed, pause_at_most_s=RETRY_LAST_S)
 
-    def _start(self, *, waits: bool) -> None:
-        """Open, if this is a host; one that was killed tries until it can, or the run ends it."""
+    def _take_up(self) -> None:
+        """Open again what a killed one had opened."""
         from raystate.arena import arena_path, default_root
 
-        def opening() -> None:
-            root = default_root(self._parameters[1])
-            if not waits or arena_path(root, self._run_hash, self._host).exists():  # killed, and no longer waiting
-                self.open()
-
-        begin(opening, on_failure=self._start_failed, pause_at_most_s=RETRY_LAST_S)
+        if arena_path(default_root(self._parameters[1]), self._run_hash, self._host).exists():
+            self.open()
 
     def _start_failed(self, error: BaseException, pause_s: float) -> None:
         logger.warning(
@@ -107,10 +101,13 @@ class HostActor:
                 self._open()
 
     def preload(self, *, gives_way: bool = True) -> None:
-        """Import what `open` needs. `gives_way`: to a training here; False: a caller waits for
-        it."""
+        """Import what `open` needs, and see whether it can have an arena here. `gives_way`: to a training here; False: a caller waits.
+
+        Raises:
+            ConfigError: there is no such directory as arena_dir on this node.
+        """
         with ThreadPoolExecutor(1, initializer=give_way if gives_way else None) as pool:
-            pool.submit(_preload, self._storage_url).result()
+            pool.submit(_preload, self._storage_url, self._parameters[1]).result()
 
     def give_up(self) -> None:
         """End this actor for good, if it still only waits: not if somebody is opening it."""
@@ -265,9 +262,10 @@ class HostActor:
         return 0 if self._opened is None else self._opened.trainers()
 
     def sees(self, claim: Claim) -> bool:
-        """Whether what the Coordinator has written appears here."""
+        """Whether what the Coordinator has written appears here. Raises what `open` raises: a trainer needs both."""
         from raystate.runtime.one_storage import sees
 
+        self.open()
         return sees(self._storage_url, claim)
 
     def write(self, order: Write) -> Any:
@@ -290,10 +288,13 @@ class HostActor:
             exit_actor()
 
 
-def _preload(storage_url: str) -> None:
-    for module in ("raystate.arena", "raystate.runtime.host_loop", "raystate.runtime.notices", "raystate.runtime.one_storage"):
+def _preload(storage_url: str, arena_dir: str | None) -> None:
+    from raystate.arena import default_root
+
+    for module in ("raystate.runtime.host_loop", "raystate.runtime.notices", "raystate.runtime.one_storage"):
         importlib.import_module(module)
     storage_kind(storage_url)
+    default_root(arena_dir)
 
 
 def _domain(labels: tuple[str, ...]) -> str:
@@ -318,8 +319,8 @@ class RayPeers:
             raise RaystateError(f"the HostActor of node {host[:8]} does not answer ({error})") from None
 
 
-def create_host(config: StateConfig, run_hash: str, host: HostId, *, waits: bool = False) -> Any:
-    """The node's HostActor of this run, made if there is none."""
+def create_host(config: StateConfig, run_hash: str, host: HostId) -> Any:
+    """The node's HostActor of this run, made if there is none. It waits until somebody calls `open`."""
     return (
         ray.remote(HostActor)
         .options(
@@ -341,6 +342,5 @@ def create_host(config: StateConfig, run_hash: str, host: HostId, *, waits: bool
             arena_dir=config.arena_dir,
             metadata_url=config.metadata_url,
             domain_labels=config.domain_labels,
-            waits=waits,
         )
     )

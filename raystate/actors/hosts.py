@@ -12,13 +12,14 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from raystate.actors.calling import future_of
 from raystate.actors.host import create_host
 from raystate.actors.kept import Kept
 from raystate.actors.naming import find_actor, find_hosts, host_name
 from raystate.config import StateConfig
+from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Advice, Copy, EndTrainers, HostId, Invalidate, Write
 from raystate.runtime.link import Unreachable
 from raystate.waits import AGAIN_S, AT_ONCE_S, ENDS_S, HOST_RESTARTS_S, UNFIT_NODE_S
@@ -75,9 +76,6 @@ class RayHosts:
             self._handles[host] = handle
         return self._handles[host]
 
-    def _create(self, host: HostId, *, waits: bool = False) -> Any:
-        return create_host(self._config, self._run_hash, host, waits=waits)
-
     def prepare(self, hosts: Collection[HostId]) -> None:
         """Have HostActors wait on these nodes, and on no others. To be said again and again: what fails once is done the next time."""
         with self._lock:
@@ -96,13 +94,14 @@ class RayHosts:
             missing = [host for host in free if self._handle(host) is None]
             self._set_waiting(self._waiting.union(missing))  # before they are there
             for host in missing:
-                preloaded = self._create(host, waits=True).preload.remote().future()
-                preloaded.add_done_callback(functools.partial(self._prepared, host))
+                made = create_host(self._config, self._run_hash, host)
+                made.preload.remote().future().add_done_callback(functools.partial(self._prepared, host, made))
 
-    def _prepared(self, host: HostId, preloaded: Future[Any]) -> None:
+    def _prepared(self, host: HostId, made: Any, preloaded: Future[Any]) -> None:
         error = preloaded.exception()
-        if isinstance(error, ActorDiedError) and host in self._waiting - self._giving_up and not self._closed:
+        if isinstance(error, (ActorDiedError, RayTaskError)) and host in self._waiting - self._giving_up and not self._closed:
             self._handles.pop(host, None)
+            made.give_up.remote()
             if host not in self._unfit:
                 logger.warning("no HostActor can wait on node %s: %s", host[:8], last_line(error))
             self._unfit[host] = time.monotonic() + UNFIT_NODE_S
@@ -138,7 +137,7 @@ class RayHosts:
             if self._closed:
                 return
             # Each time: the one that was there may have been ended, or have failed to start.
-            handle = self._handles[host] = self._create(host)
+            handle = self._handles[host] = create_host(self._config, self._run_hash, host)
         handle.show_to.remote(self._job())
 
         def check(future: Future[Any]) -> None:
@@ -239,5 +238,8 @@ class RayHosts:
 
 
 def last_line(error: BaseException) -> str:
-    """Ray's words on why an actor is dead. Where it raised, the exception is the last line of them."""
+    """Why a call failed: raystate's own words, or Ray's on why an actor is dead, whose last line is the exception where it raised."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, RaystateError):
+        return cause.message
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -1,4 +1,4 @@
-"""Whether all hosts of a worker group see the storage of their Coordinator: asked when the group has joined, before it trains."""
+"""Whether all hosts of a worker group are of use, and see the storage of their Coordinator: asked when the group has joined."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ray.exceptions import RayError
 
 from raystate.actors.naming import find_actor, host_name
 from raystate.config import StateConfig
+from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Failure, HostId, Joined
 from raystate.runtime.one_storage import Claim, not_one_storage
 
@@ -20,36 +21,47 @@ class Places:
         self._config = config
         self._run_hash = run_hash
         self._hosts: dict[str, set[HostId]] = {}  # by worker group
-        self._sees: dict[HostId, asyncio.Task[bool]] = {}
+        self._sees: dict[HostId, asyncio.Task[bool | Failure]] = {}
 
     def joins(self, event: Joined) -> None:
         """A trainer is about to join from there."""
         self._hosts.setdefault(event.group, set()).add(event.host)
 
-    async def refusal(self, group: str, claim: Claim) -> Failure | None:
-        """Why a group, all of whose trainers have joined, can't train."""
+    async def refusal(self, group: str, claim: Claim) -> tuple[Failure | None, bool]:
+        """Why a group, all of whose trainers have joined, can't train; and whether the run can't go on without another configuration."""
         hosts = self._hosts.get(group, set())  # empty: a newer group has joined meanwhile
         self._hosts = {group: hosts}
         for host in hosts - self._sees.keys():
             self._sees[host] = asyncio.create_task(self._host_sees(host, claim))
-        blind = [host for host in sorted(hosts) if not await self._sees[host]]
-        return refused(self._config, blind) if blind else None
+        blind: list[HostId] = []
+        for host in sorted(hosts):
+            sees = await self._sees[host]
+            if isinstance(sees, Failure):
+                self._sees.pop(host, None)  # the next start asks again
+                return sees, False
+            if not sees:
+                blind.append(host)
+        return refused(self._config, blind) if blind else None, bool(blind)
 
-    async def _host_sees(self, host: HostId, claim: Claim) -> bool:
-        """Also if it can't be asked: then no trainer gets slots from it, and the start says so."""
+    async def _host_sees(self, host: HostId, claim: Claim) -> bool | Failure:
+        """Also if it can't be asked: then no trainer gets slots from it, and the start says so. A Failure: it can't be a host."""
         actor = find_actor(host_name(self._run_hash, host))
         try:
             return actor is None or await asyncio.wait_for(actor.sees.remote(claim), self._config.start_timeout_s)
-        except (RayError, TimeoutError):
-            return True
+        except (RayError, TimeoutError) as error:
+            cause = getattr(error, "cause", None)
+            if not isinstance(cause, RaystateError):
+                return True
+            text = f"the HostActor of {_told_node(host)} can't begin: {cause.message}"
+            return Failure(error=type(cause).__name__, message=text, details=cause.details)
 
 
 def refused(config: StateConfig, blind: list[HostId], coordinator: str = "") -> Failure:
     """See `not_one_storage`. `coordinator`: its node; "": this one."""
-    machines = {str(node["NodeID"]): str(node["NodeManagerHostname"]) for node in ray.nodes()}
-
-    def told(node: str) -> str:
-        return f"node {node[:8]} ({machines.get(node, 'gone')})"
-
     here = coordinator or ray.get_runtime_context().get_node_id()
-    return not_one_storage(config.storage, {host: told(host) for host in blind}, told(here))
+    return not_one_storage(config.storage, {host: _told_node(host) for host in blind}, _told_node(here))
+
+
+def _told_node(node: str) -> str:
+    machines = {str(node["NodeID"]): str(node["NodeManagerHostname"]) for node in ray.nodes()}
+    return f"node {node[:8]} ({machines.get(node, 'gone')})"

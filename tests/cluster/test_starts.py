@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from raystate.actors.kept import Kept
 from raystate.actors.naming import coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.actors.release import release
 from raystate.arena import arena_path, default_root
+from raystate.arena.meta import lock_arena
 from raystate.core.formats.messages import HostId
 from raystate.storage import run_hash
 from tests.cluster.strikes import pid_of, wait_for_line
@@ -134,7 +136,7 @@ def test_a_start_under_another_name_that_is_refused_leaves_nothing(start: Start)
 
 def test_one_that_has_become_a_host_is_not_dismissed(start: Start) -> None:
     """Somebody has taken the run over from the process that made it, and trains beside it."""
-    host = create_host(start.config, start.name, start.here, waits=True)
+    host = create_host(start.config, start.name, start.here)
     hosts = start.coordinator(start.here)
     hosts.ensure(start.here, pytest.fail)
     wait_for(start.arena.exists, "a host")
@@ -146,7 +148,7 @@ def test_one_that_has_become_a_host_is_not_dismissed(start: Start) -> None:
 
 def test_one_that_is_still_starting_is_dismissed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It can't hear yet, and whoever has made it may be gone when it could."""
-    host = create_host(start.config, start.name, start.here, waits=True)
+    host = create_host(start.config, start.name, start.here)
     monkeypatch.setattr(entering, "QUICK_ANSWER_S", 0.0)
     entering._dismiss([host])
     start.nothing_is_left()
@@ -154,14 +156,14 @@ def test_one_that_is_still_starting_is_dismissed(start: Start, monkeypatch: pyte
 
 def test_a_coordinator_that_never_gets_the_run_ends_those_that_wait(start: Start) -> None:
     """The process that made both is gone, and another run still has the storage."""
-    create_host(start.config, start.name, start.here, waits=True)
+    create_host(start.config, start.name, start.here)
     start.coordinator(start.here).end_waiting()
     start.nothing_is_left()
     assert start.waits() is None
 
 
 def test_a_coordinator_that_starts_again_knows_what_was_made_ahead(start: Start) -> None:
-    create_host(start.config, start.name, start.here, waits=True)
+    create_host(start.config, start.name, start.here)
     hosts = start.coordinator(start.here)
     assert hosts.known() == ()
     hosts.keep_waiting()
@@ -175,7 +177,7 @@ def test_a_coordinator_that_starts_again_knows_what_was_made_ahead(start: Start)
 
 
 def test_a_claim_that_fails_ends_one_that_is_still_starting(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    create_host(start.config, start.name, start.here, waits=True)  # before the Coordinator has looked
+    create_host(start.config, start.name, start.here)  # before the Coordinator has looked
     monkeypatch.setattr("raystate.actors.hosts.AT_ONCE_S", 0.0)
     monkeypatch.setattr("raystate.actors.hosts.ENDS_S", 0.0)
     start.coordinator(start.here).close_empty()
@@ -232,6 +234,25 @@ def test_a_policy_that_cannot_be_brought_to_the_coordinator_is_named(start: Star
         raystate.StateManager(start.config.replace(keep_policy=policy))
     assert caught.value.field == "keep_policy"
     assert run_actors(start.name) == []
+
+
+def test_why_a_host_cannot_begin_is_told(ray_cluster: Any, make_run: Any) -> None:
+    """The trainer does not wait for it until its time is over."""
+    del ray_cluster
+    start = Start(make_run(), idle_timeout_s=0.5, start_timeout_s=PATIENCE_S)
+    lock_arena(start.arena, 0.0).release()
+    start.arena.chmod(0o777)
+    try:
+        with pytest.raises(
+            raystate.RaystateError, match=rf"^the HostActor of node {start.here[:8]} .* can't begin: .* not a private"
+        ) as caught:
+            raystate.StateManager(start.config)
+        assert not isinstance(caught.value, raystate.BarrierTimeoutError)
+        start.arena.chmod(0o700)
+        raystate.StateManager(start.config).close()
+    finally:
+        shutil.rmtree(start.arena, ignore_errors=True)
+    start.nothing_is_left()
 
 
 def test_why_a_coordinator_cannot_begin_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ ALL_ERRORS: tuple[type[RaystateError], ...] = (
 
 def error_from_name(name: str, message: str, details: dict[str, Any]) -> RaystateError:
     """Build an error from its class name: how core's `Failure` becomes an exception in another process."""
-    for kind in ALL_ERRORS:
+    for kind in (RaystateError, *ALL_ERRORS):
         if kind.__name__ == name:
             return kind(message, **details)
     return RaystateError(f"{name}: {message}", **details)
