@@ -50,14 +50,31 @@ class FixedNames:
         metadata = f"{self.folder}/{METADATA}"
         return metadata in self._created and self.storage.find(metadata) == self._created[metadata]
 
-    def discard(self) -> None:
-        """Remove what this save has written, and nothing of another one."""
+    def check(self) -> None:
+        """Raises ObjectExistsError: another save has taken the folder."""
+        if not self.are_mine():
+            raise ObjectExistsError(f"{self.folder}/{METADATA} is not this save's any more", operation="save", path=self.folder)
+
+    def discard(self, *, alone: bool = True) -> None:
+        """Remove what this save has written, and nothing of another one.
+
+        Args:
+            alone: False: another save is at work there, and a file of the same bytes may be its own.
+        """
         found = self.storage.list(self.folder)
-        created = self._created if self.are_mine() else {}  # after the list: so all that it has was of this save
-        going = [info for info in found if info.name in created or self.save in info.name]
+        mine = self.are_mine() and alone  # after the list: so all that it has was of this save
+        going = [
+            info for info in found if self.save in info.name or (info.name in self._created and (mine or self._made(info.name)))
+        ]
         marker = f"{self.folder}/{MARKER}"
         self.storage.delete_all([info for info in going if info.name == marker])
         self.storage.delete_all([info for info in going if info.name != marker])
+
+    def _made(self, name: str) -> bool:
+        """Whether a file tells by its bytes that it is this save's: they have the save or the time in them."""
+        data = self._created[name]
+        tells = self.save.encode() in data or name == f"{self.folder}/{METADATA}"
+        return tells and self.storage.find(name) == data
 
 
 def replace_with_files(fixed: FixedNames, files: Mapping[str, bytes], old: Listing | None = None) -> None:
@@ -75,9 +92,10 @@ def replace_with_files(fixed: FixedNames, files: Mapping[str, bytes], old: Listi
 
     def create() -> None:
         for file in sorted(files, key=lambda name: (name != METADATA, marker_last(name))):  # METADATA says whose the others are
+            if file == MARKER:
+                fixed.check()
             fixed.create(file, files[file])
-        if not fixed.are_mine():
-            raise ObjectExistsError(f"{fixed.folder}/{METADATA} is not this save's any more", operation="save", path=fixed.folder)
+        fixed.check()
 
     replacing = _Replacing(fixed.storage, fixed.folder, fixed)
     replacing.run(create, {f"{fixed.folder}/{file}" for file in files}, old)
@@ -111,15 +129,19 @@ class _Replacing:
             # The marker first: then no reader takes the files that go.
             going.sort(key=lambda info: marker_last(info.name), reverse=True)
             self._held = {info.name: storage.read(info.name) for info in going}
+            if going and not {*going} <= {*self._listed()}:  # then another save's may be among what is held
+                raise ObjectChangedError(f"{storage.url}/{name} is another one by now", operation="save", path=name)
             for info in going:
                 self._deleted.append(info.name)  # before: one whose answer is lost may be gone
                 storage.delete(info.name, info.generation or None)
+            self._refuse_living(new)
             create()
         except BaseException as error:
-            back = self._put_back(error)
-            if isinstance(error, ObjectChangedError | ObjectExistsError | ObjectMissingError):
+            alone = not isinstance(error, ObjectChangedError | ObjectExistsError | ObjectMissingError)
+            back = self._put_back(error, alone=alone)
+            if not alone:
                 url = f"{storage.url}/{name}"
-                text = f"can't save to {url}: somebody else saves there at this moment"
+                text = f"can't save to {url}: somebody else saves there at this moment; look which one is there, and save again if none is"
                 raise StorageError(text, operation="save", path=url) from error
             if back and isinstance(error, StorageError):
                 text = f"{error.message}. What was to be replaced is still there, whole: save again"
@@ -141,7 +163,14 @@ class _Replacing:
         except ObjectMissingError:
             return found
 
-    def _put_back(self, error: BaseException) -> bool:
+    def _refuse_living(self, new: set[str]) -> None:
+        """Raises ObjectExistsError: the unfinished save that goes was no dead one's. It has gone on since it was listed."""
+        if self._fixed is None or not self._held or f"{self._name}/{MARKER}" in self._held:
+            return
+        if came := [info.name for info in self._storage.list(self._name) if info.name in new]:
+            raise ObjectExistsError(f"{came[0]} is there by now", operation="save", path=came[0])
+
+    def _put_back(self, error: BaseException, *, alone: bool) -> bool:
         """Whether a whole checkpoint was there before, and is there.
 
         Nothing is put back if somebody else has saved there meanwhile: a signal's handler, before
@@ -150,7 +179,7 @@ class _Replacing:
         storage = self._storage
         try:
             if self._fixed is not None:
-                self._fixed.discard()
+                self._fixed.discard(alone=alone)
             if self._is_taken():
                 return False
             for full in sorted(self._deleted, key=marker_last):
