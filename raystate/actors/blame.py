@@ -9,23 +9,23 @@ from typing import Any
 
 from ray import cloudpickle
 
-from raystate.core.formats.errors import ConfigError
-from raystate.runtime.ends import End, is_collateral, one_line
+from raystate.core.formats.errors import ConfigError, Interrupted
+from raystate.runtime.ends import End, is_collateral, is_final, one_line
 
 MOST_ERROR_BYTES = 1 << 20  # of a pickled exception: a larger one is told by its text
 
 
-def raised(rank: int, error: BaseException) -> End:
-    """What a trainer tells of its exception, before anybody ends it."""
-    text = "".join(traceback.format_exception(error))
-    return End(
-        rank=rank,
-        kind="raised",
-        reason=f"rank {rank} raised {one_line(error)}",
-        collateral=is_collateral(error, text),
-        error=packed(error),
-        traceback=text,
-    )
+def raised(rank: int, error: BaseException, text: str | None = None) -> End:
+    """What is told of a trainer's exception. `text`: its traceback, if that has another process."""
+    text = "".join(traceback.format_exception(error)) if text is None else text
+    reason, kind, collateral = f"rank {rank} raised {one_line(error)}", "raised", False
+    if is_final(error):
+        kind = "final"
+    elif isinstance(error, Interrupted):
+        reason, kind = str(error), "interrupted"
+    elif collateral := is_collateral(error, text):
+        reason = f"a collective of rank {rank} failed, as it does when another process dies ({one_line(error)})"
+    return End(rank=rank, kind=kind, reason=reason, collateral=collateral, error=packed(error), traceback=text)
 
 
 def pickles_anywhere(error: BaseException) -> BaseException:
@@ -126,8 +126,3 @@ def _text(error: BaseException) -> str:
         return str(error)
     except Exception:  # the user's own __str__
         return ""
-
-
-def exception_of(end: End) -> BaseException:
-    """The exception that a rank has raised, or one that says the same."""
-    return RuntimeError(end.reason) if end.error is None else unpacked(end.error)

@@ -315,28 +315,24 @@ class CoordinatorActor:
             self._service.ledger.raised(event.lineage, end)
             self._service.post(event)
 
-    async def ended(self, group: str, dead: frozenset[int], swept: tuple[int, ...], within_s: float) -> Told:
-        """The launcher's question how a worker group ended, of which it ends the ranks `swept` next.
+    async def ended(self, group: str, seen: tuple[End, ...], within_s: float) -> Told:
+        """The launcher's question how a worker group ended, of which it ends the other ranks next.
 
-        It waits for the news of these deaths.
+        It waits for the news of those that the launcher misses.
         """
         service = self._service
         if service is None or service.attempt < 0:
-            return Told(ends=None)
+            return Told(ends=seen, has_joined=False)
         end_s = time.monotonic() + within_s
+        service.ledger.seen(group, seen, time.monotonic())
         leaving: frozenset[HostId] = frozenset()
         with contextlib.suppress(TimeoutError):
             looked = service.look(lambda machine, _: machine.agreement.notices.hosts)
             leaving = await asyncio.wait_for(asyncio.wrap_future(looked), within_s)
-        while not (told := service.ledger.ends(group)).has(dead) and time.monotonic() < end_s:
+        while not (told := service.ledger.ends(group)).is_all and time.monotonic() < end_s:
             await asyncio.sleep(SOON_S)
-        service.ledger.sweeps(group, swept)
+        service.ledger.sweeps(group)
         return dataclasses.replace(told, newest_step=service.machine.joins.newest, leaving=leaving)
-
-    async def blame(self, group: str, cause: str) -> None:
-        """The launcher's word on why a worker group ended."""
-        if self._service is not None:
-            self._service.ledger.blame(group, cause, time.monotonic())
 
     async def release(self, launch: str | None, event: ReleaseAsked) -> Reply:
         """End the run, if it belongs to this launch. None: also if it belongs to another."""

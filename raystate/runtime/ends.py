@@ -1,13 +1,28 @@
-"""Which rank of a worker group failed first: what its trainers and HostActors have said, in that order."""
+"""How the trainers of a worker group ended, and which of them failed first: what trainers, HostActors and the launcher say."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from raystate.core.formats.errors import (
+    ConfigError,
+    Interrupted,
+    ItemTopologyError,
+    RaystateError,
+    ReferenceMismatchError,
+    RunInUseError,
+    StaleAttemptError,
+    StepOrderError,
+    StorageError,
+)
 from raystate.core.formats.names import HostId
 
+# No restart can help: the run belongs to somebody else, or the caller has made a mistake.
+FINAL = (
+    StaleAttemptError, RunInUseError, ConfigError, ReferenceMismatchError, ItemTopologyError, StepOrderError,
+)  # fmt: skip
 _JAX_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
 _ANOTHERS_END = ("Gloo ", "oordination service", "Connection reset by peer", "Connection closed by peer", "Socket closed", "NCCL")
 
@@ -17,18 +32,20 @@ class End:
     """How one rank's trainer ended.
 
     Attributes:
-        rank: of the worker group.
-        kind: "raised" an exception. "died" by itself. "hung": it made no step any more, and
-            raystate ended it. "ended" by raystate, because another one had. "interrupted" by
-            raystate, because a node goes away and the ranks did not stop in time.
+        rank: of the worker group; -1: the group could not start.
+        kind: "raised" an exception, "final" one that no restart can help. "died" by itself.
+            "missing": its launcher has lost it, and its HostActor may yet say how. "hung": it made
+            no step any more, and raystate ended it. "ended" by raystate or by its launcher, because
+            another one had. "interrupted": it stopped on request; or raystate or its node ended it,
+            as was announced.
         reason: one line for a person.
         collateral: "raised", and only because another process was gone.
-        error: "raised": the exception, pickled; None if it can't be.
-        traceback: "raised": as text. "hung": where its Python was.
+        error: the exception, pickled; None if it raised none.
+        traceback: of the exception, as text. "hung": where its Python was.
     """
 
     rank: int
-    kind: Literal["raised", "died", "hung", "ended", "interrupted"]
+    kind: Literal["final", "interrupted", "raised", "died", "missing", "hung", "ended"]
     reason: str
     collateral: bool = False
     error: bytes | None = None
@@ -40,20 +57,110 @@ class Told:
     """What the run's Coordinator knows when a worker group ends.
 
     Attributes:
-        ends: of its trainers, in the order in which they became known; None: no such group has joined.
-        awaited: ranks that hang: where they are is being found out, and then they end.
+        ends: of its trainers, in the order in which they became known.
+        has_joined: the Coordinator knows the group, and hears of more ends.
+        hanging: ranks that hang: where they are is being found out, and then they end.
         newest_step: that a trainer has saved since the last rollback; -1: none; None: it doesn't say.
         leaving: hosts that are to go away.
     """
 
-    ends: tuple[End, ...] | None = ()
-    awaited: frozenset[int] = frozenset()
+    ends: tuple[End, ...] = ()
+    has_joined: bool = True
+    hanging: frozenset[int] = frozenset()
     newest_step: int | None = None
     leaving: frozenset[HostId] = frozenset()
 
-    def has(self, dead: Collection[int]) -> bool:
-        """Whether no news of the group is to be waited for, if these ranks have died."""
-        return self.ends is None or (not self.awaited and set(dead) <= {end.rank for end in self.ends})
+    @property
+    def is_all(self) -> bool:
+        """Whether no news is to be waited for."""
+        return not self.has_joined or not (self.hanging or any(end.kind == "missing" for end in self.ends))
+
+
+class Ends:
+    """The ends of one group's trainers, one for each rank, in the order in which they became known."""
+
+    def __init__(self) -> None:
+        self.is_swept = False  # its launcher ends the ranks of which nothing is known yet
+        self._by_rank: dict[int, End] = {}
+
+    def add(self, end: End) -> None:
+        """The first word of a rank counts: what becomes of its process afterwards follows from that.
+
+        Its own exception says more than others see from outside.
+        """
+        old = self._by_rank.get(end.rank)
+        if old is not None and old.kind == "missing":
+            del self._by_rank[end.rank]
+        elif old is not None and (old.error is not None or end.error is None):
+            return
+        self._by_rank[end.rank] = end
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._by_rank
+
+    @property
+    def in_order(self) -> tuple[End, ...]:
+        return tuple(self._by_rank.values())
+
+
+def first_to_fail(ends: Sequence[End], *, is_all: bool = False) -> End | None:
+    """The end that led to the others; None if nothing is known of any, or if that will be known later.
+
+    What no restart can help comes first, then what was asked for. A trainer that raystate ended, or that another's death has made fail,
+    is no cause. When rank 0 dies, jax ends all others within milliseconds, and the news may arrive in any order: so of several that died
+    by themselves rank 0 was first.
+
+    Args:
+        ends: in the order in which they became known.
+        is_all: no more will be known.
+    """
+    for kind in ("final", "interrupted"):
+        if those := [end for end in ends if end.kind == kind]:
+            return min(those, key=lambda end: end.rank)
+    own = [end for end in ends if end.kind in ("raised", "died", "hung") and not end.collateral]
+    if own and own[0].kind == "died":
+        return next((end for end in own if end.rank == 0 and end.kind == "died"), own[0])
+    missing = sorted((end for end in ends if end.kind == "missing"), key=lambda end: end.rank)
+    if own or (missing and not is_all and len(missing) > 1):
+        return own[0] if own else None
+    return next(iter((*missing, *(end for end in ends if end.collateral), *ends)), None)
+
+
+def cause_of(ends: Sequence[End], *, is_all: bool = False) -> str:
+    """Why the group ended, in one line; "": nothing is known."""
+    first = first_to_fail(ends, is_all=is_all)
+    if first is None:
+        ranks = " and ".join(str(end.rank) for end in sorted(ends, key=lambda end: end.rank) if end.kind == "missing")
+        return f"the processes of ranks {ranks} died; which of them was first is not known yet" if ends else ""
+    if first.kind in ("died", "missing"):
+        return f"the process of rank {first.rank} died"
+    if first.kind != "interrupted":
+        return first.reason
+    # No other text names what other ranks raised while this one stopped on request.
+    return "; ".join((first.reason, *(end.reason for end in ends if end.kind == "raised" and not end.collateral)))
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether trying again cannot help."""
+    if isinstance(error, FINAL):
+        return not _was_replaced(error)
+    if is_of_rehearsal(error):
+        return True
+    if isinstance(error, StorageError) and (error.released or error.gone):
+        # close() has ended the run: another start would have nothing to do, and say nothing of what is lost. Or its folder is gone,
+        # and only the user can say whether what memory holds is given up.
+        return True
+    return type(error) is RaystateError and error.item is not None  # an item or a leaf that can't be saved
+
+
+def is_of_rehearsal(error: BaseException) -> bool:
+    """Whether a rehearsal has come to its end: its run is closed, and nothing is to be started again."""
+    return isinstance(error, Interrupted) and error.phase == "rehearsal"
+
+
+def _was_replaced(error: BaseException) -> bool:
+    """Whether only this worker group was replaced by a newer start of the same run: the run itself is still ours."""
+    return isinstance(error, StaleAttemptError) and bool(error.replaced)
 
 
 def is_collateral(error: BaseException, traceback_text: str = "") -> bool:
@@ -71,38 +178,6 @@ def is_collateral(error: BaseException, traceback_text: str = "") -> bool:
 
 def _tells_of_another(text: str) -> bool:
     return any(mark in text for mark in _ANOTHERS_END)
-
-
-def first_to_fail(ends: Sequence[End]) -> End | None:
-    """The end that led to the others; None if nothing is known of any.
-
-    A trainer that raystate ended, or that another's death has made fail, is no cause. When rank 0 dies, jax ends all others within
-    milliseconds, and the news may arrive in any order: so of several that died by themselves rank 0 was first.
-
-    Args:
-        ends: in the order in which they became known.
-    """
-    own = [end for end in ends if end.kind != "ended" and not end.collateral]
-    if not own:
-        return next((end for end in ends if end.kind != "ended"), None)
-    if own[0].kind == "died":
-        return next((end for end in own if end.rank == 0 and end.kind == "died"), own[0])
-    return own[0]
-
-
-class Ends:
-    """The ends of one lineage's trainers, one for each rank, in the order in which they became known."""
-
-    def __init__(self) -> None:
-        self._by_rank: dict[int, End] = {}
-
-    def add(self, end: End) -> None:
-        """The first word of a rank counts: what becomes of its process afterwards follows from that."""
-        self._by_rank.setdefault(end.rank, end)
-
-    @property
-    def in_order(self) -> tuple[End, ...]:
-        return tuple(self._by_rank.values())
 
 
 def one_line(error: Any) -> str:

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from raystate.core.formats.messages import (
 )
 from raystate.core.formats.texts import counted
 from raystate.in_threads import map_in_threads
-from raystate.runtime.ends import End, Ends, Told, first_to_fail
+from raystate.runtime.ends import End, Ends, Told, cause_of
 from raystate.storage import Storage
 from raystate.waits import GOODBYE_S
 
@@ -100,11 +100,11 @@ class _Past:
     """What is known of one worker group."""
 
     newest: int = -1  # newest step seen
+    has_joined: bool = True  # False: only its launcher has told of it
     has_died: bool = False
     has_begun: bool = False  # its end has begun a recovery
     is_announced: bool = False  # it was ended because a node goes away
     hanging: frozenset[int] = frozenset()  # ranks that hosts were asked to end because they hang
-    swept: frozenset[int] | None = None  # ranks that their launcher ended, because others had
     ends: Ends = field(default_factory=Ends)  # how its trainers ended
 
 
@@ -120,7 +120,6 @@ class Ledger:
         self.lock = threading.RLock()
         self._attempt = -1
         self._pasts: dict[str, _Past] = {}  # by worker group
-        self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says; "": it didn't know
         self._left: tuple[str, float] | None = None  # the lineage of trainers that left on purpose, and when the first did
         self._open: _OpenRecovery | None = None
         self._writing: list[threading.Thread] = []
@@ -134,45 +133,37 @@ class Ledger:
         with self.lock:
             self._past(lineage).ends.add(end)
 
-    def blame(self, group: str, cause: str, now_s: float) -> None:
-        """The launcher says why a group ended: it has heard of more than the Coordinator, and of groups that never joined."""
-        if not group:
-            return  # the first start failed before its group had a name: no group of this run has ended
+    def seen(self, group: str, ends: Sequence[End], now_s: float) -> None:
+        """The launcher tells how a group ended: it sees what is raised without a StateManager, and groups that never joined."""
         with self.lock:
-            if group in self._blamed:
-                return  # a start that fails before its group has a name is told of the group before
-            remember(self._blamed, group, cause, most=REMEMBERED_GROUPS)
             if group not in self._pasts:
+                remember(self._pasts, group, _Past(has_joined=False), most=REMEMBERED_GROUPS)
                 self._stranger_ended(group, now_s)
+            for end in ends:
+                self._pasts[group].ends.add(end)
 
-    def sweeps(self, group: str, ranks: Collection[int]) -> None:
-        """The launcher ends these ranks of a group, because others have ended."""
+    def sweeps(self, group: str) -> None:
+        """The launcher ends all ranks of a group whose end is not known by now, because others have ended."""
         with self.lock:
-            if (past := self._pasts.get(group)) is not None and past.swept is None:
-                past.swept = frozenset(ranks)
+            self._pasts[group].ends.is_swept = True
 
     def ends(self, group: str) -> Told:
         """How the trainers of a worker group ended, as far as this is known."""
         with self.lock:
-            past = self._pasts.get(group)
-            if past is None:
-                return Told(ends=None)
+            past = self._pasts[group]
             ends = past.ends.in_order
-            return Told(ends=ends, awaited=past.hanging - {end.rank for end in ends})
+            return Told(ends=ends, has_joined=past.has_joined, hanging=past.hanging - {end.rank for end in ends})
 
     def _past(self, lineage: str) -> _Past:
         group = group_of(lineage)
         if group not in self._pasts:
             remember(self._pasts, group, _Past(), most=REMEMBERED_GROUPS)
+        self._pasts[group].has_joined = True
         return self._pasts[group]
 
     def _cause(self, ended: _OpenRecovery) -> str:
-        if blamed := self._blamed.get(ended.group):
-            return blamed
-        first = first_to_fail(self._past(ended.lineage).ends.in_order)
-        if first is not None and first.kind == "died":
-            return f"the process of rank {first.rank} died"  # as its launcher says it
-        return "" if first is None else first.reason
+        past = self._pasts.get(ended.group)
+        return "" if past is None else cause_of(past.ends.in_order, is_all=not past.has_joined)
 
     def observe(self, message: Any, now_s: float) -> None:
         with self.lock:
@@ -181,7 +172,7 @@ class Ledger:
     def _observe(self, message: Any, now_s: float) -> None:
         if isinstance(message, TrainerExited) and not message.clean:
             past = self._past(message.lineage)
-            ended = message.ended or message.rank in (past.swept or ())
+            ended = message.ended or (past.ends.is_swept and message.rank not in past.ends)
             kind = "hung" if message.hung else "died" if not ended else "interrupted" if past.is_announced else "ended"
             self.raised(message.lineage, End(rank=message.rank, kind=kind, reason=message.reason, traceback=message.stack))
         match message:

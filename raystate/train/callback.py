@@ -35,7 +35,7 @@ from raystate.runtime.slow import SlowLine
 from raystate.storage import run_hash
 from raystate.train import bundles, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups
-from raystate.train.policy import Ending, RankFailure, RetryPolicy, pinned_nodes
+from raystate.train.policy import Ending, RetryPolicy, pinned_nodes
 from raystate.train.rays import callbacks, states
 from raystate.train.standby import SWITCH, Standby
 from raystate.waits import ANSWER_S, MOMENT_S, PINNED_START_S, TRAIN_POLL_S
@@ -43,6 +43,7 @@ from raystate.waits import ANSWER_S, MOMENT_S, PINNED_START_S, TRAIN_POLL_S
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
+_NOTHING = Told(has_joined=False)
 POLL_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"  # the variable of Ray Train's setting
 
 
@@ -101,8 +102,8 @@ class RayTrainCallback(_Callback):
     def _reset(self) -> None:
         """What only the controller's copy uses."""
         self._workers: list[Any] = []
-        self._failures: dict[int, RankFailure] = {}
-        self._told: Told | None = None  # what the Coordinator knew of them
+        self._failures: dict[int, End] = {}
+        self._told = _NOTHING  # what the Coordinator knew of them
         self._first: Newest | None = None  # the newest step when the first group began to train
         self._groups = 0
         self._policy = RetryPolicy(self._max_failures, self._config.idle_timeout_s)
@@ -187,7 +188,7 @@ class RayTrainCallback(_Callback):
         self._group = secrets.token_hex(4)
         self._groups += 1
         self._workers = list(workers)
-        self._failures, self._told = {}, None
+        self._failures, self._told = {}, _NOTHING
         rank_nodes = [worker.metadata.node_id for worker in workers]
         self._expect(rank_nodes)
         self._rank_nodes = rank_nodes
@@ -232,16 +233,16 @@ class RayTrainCallback(_Callback):
         statuses = worker_group_status.worker_statuses
         self._failures |= endings.failures(statuses)
         if self._failures:
-            if not any(failure.died for failure in self._failures.values()):
+            if all(end.error is not None for end in self._failures.values()):
                 self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=MOMENT_S)
-            dead = {rank for rank, failure in self._failures.items() if failure.died}
-            swept = set(range(len(self._workers))) - self._failures.keys()
-            self._told = endings.told(self._run_hash, self._group, dead, swept=swept)
-            if self._told is not None:
-                self._leaving_hosts = self._told.leaving
-            if dead and not self._ends:
+            self._told = endings.told(self._run_hash, self._group, self._failures)
+            if all(end.kind == "missing" for end in self._told.ends):
                 # On a busy machine the Coordinator may be late; a survivor may have raised what led to a death.
-                self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=MOMENT_S, once=True)
+                late = endings.late_failures(self._workers, set(self._failures), grace_s=MOMENT_S, once=True)
+                if late:
+                    self._failures |= late
+                    self._told = endings.told(self._run_hash, self._group, self._failures, within_s=0.0)
+            self._leaving_hosts = self._told.leaving
             self._end_workers()
             return
         if self._standby is not None and not worker_group_status.finished:
@@ -267,13 +268,13 @@ class RayTrainCallback(_Callback):
     def _decide(self, error: Any) -> None:
         self._slow.end()
         self._leaving |= endings.leaving_nodes(error)
-        ending = endings.classify(error, self._failures, self._ends)
+        ending = endings.classify(error, self._told)
         if ending.kind == "waiting" and self._pins:
             self._pins_failed = True  # not the cluster's fault yet: next time without pins
             return
         if ending.kind == "waiting" and self._elastic is not None:
             self._elastic.not_placed()
-        probe = self._probe(self._told)
+        probe = self._probe(self._told.newest_step)
         reason = self._policy.ended(ending, probe, time.monotonic())
         if self._elastic is not None and ending.kind != "waiting":
             self._elastic.ended(probe, failed=ending.kind != "interrupted")
@@ -285,7 +286,7 @@ class RayTrainCallback(_Callback):
             return
         if not ending.is_known:  # nothing is started again: there is time to ask
             self._told = endings.told(self._run_hash, self._group, self._failures, within_s=ANSWER_S)
-            ending = endings.classify(error, self._failures, self._ends)
+            ending = endings.classify(error, self._told)
         given_up = "" if self._elastic is None else self._elastic.given_up
         if ending.kind == "final" and isinstance(ending.error, RaystateError):
             if not isinstance(ending.error, (RunInUseError, StaleAttemptError)):  # those are nothing in the caller's lines
@@ -310,10 +311,10 @@ class RayTrainCallback(_Callback):
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
             self._pending = (ending, time.monotonic())
         if ending.kind != "interrupted":  # the Coordinator tells what came back, if there is one
-            self._slow.begin(f"{ending.cause}; starting again", at_once=ending.kind == "waiting" or self._ends is None)
-        if self._failures or ending.kind == "failed":
-            telling.blame(self._run_hash, self._group, ending.cause if ending.is_known else "")
-            self._failures, self._told = {}, None  # a group that finds no place has none of its own
+            self._slow.begin(f"{ending.cause}; starting again", at_once=ending.kind == "waiting" or not self._told.has_joined)
+        if ending.kind == "failed" and not self._failures and self._group:
+            telling.not_started(self._run_hash, self._group, ending.cause)
+        self._failures, self._told, self._group = {}, _NOTHING, ""  # a group that finds no place has none of its own
 
     def _release(self, error: BaseException | None) -> None:
         """The newest snapshot durable, no actor left: what `fit` does, for a JaxTrainer of the user's own."""
@@ -381,14 +382,10 @@ class RayTrainCallback(_Callback):
     def _run_hash(self) -> str:
         return run_hash(self._config.storage, self._config.run)
 
-    @property
-    def _ends(self) -> tuple[End, ...] | None:
-        return None if self._told is None else self._told.ends
-
-    def _probe(self, told: Told | None = None) -> Newest:
+    def _probe(self, known: int | None = None) -> Newest:
         if self._threads is None or (self._max_failures == -1 and self._elastic is None):
             return lambda: None
-        future = self._threads.submit(newest_step, self._config, None if told is None else told.newest_step)
+        future = self._threads.submit(newest_step, self._config, known)
 
         def result() -> int | None:
             try:

@@ -6,39 +6,24 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import ray
 from ray.exceptions import RayActorError, RaySystemError, RayTaskError
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, TrainingFailedError
 
-from raystate.actors.blame import exception_of, pickles_anywhere
+from raystate.actors.blame import pickles_anywhere, raised, unpacked
 from raystate.actors.naming import coordinator_name, find_actor
-from raystate.core.formats.errors import (
-    ConfigError,
-    Interrupted,
-    ItemTopologyError,
-    RaystateError,
-    ReferenceMismatchError,
-    RunInUseError,
-    StaleAttemptError,
-    StepOrderError,
-    StorageError,
-)
+from raystate.core.formats.errors import RaystateError, RunInUseError, StaleAttemptError, StepOrderError
 from raystate.core.formats.texts import counted
-from raystate.runtime.ends import End, Told, is_collateral, one_line
+from raystate.runtime.ends import End, Told, cause_of, first_to_fail, is_collateral, one_line
 from raystate.runtime.slow import SlowLine, load
-from raystate.train.policy import Ending, RankFailure, culprit, signature_of
+from raystate.train.policy import Ending, signature_of
 from raystate.train.rays import exceptions
 from raystate.waits import MOMENT_S, QUICK_ANSWER_S
 
 logger = logging.getLogger(__name__)
-
-# No restart can help: the run belongs to somebody else, or the caller has made a mistake.
-FINAL = (
-    StaleAttemptError, RunInUseError, ConfigError, ReferenceMismatchError, ItemTopologyError, StepOrderError,
-)  # fmt: skip
 
 
 def prepare_worker() -> None:
@@ -64,30 +49,35 @@ def _tells_of_an_own_end(record: logging.LogRecord) -> bool:
     return not (text.startswith("Error in training function:") and is_collateral(Exception(), text))
 
 
-def failures(statuses: Mapping[int, Any]) -> dict[int, RankFailure]:
+def failures(statuses: Mapping[int, Any]) -> dict[int, End]:
     """The failures in Ray Train's poll, by rank."""
-    return {rank: _failure(status.error) for rank, status in statuses.items() if status.error is not None}
+    return {rank: _failure(rank, status.error) for rank, status in statuses.items() if status.error is not None}
 
 
-def _failure(error: BaseException) -> RankFailure:
+def _failure(rank: int, error: BaseException) -> End:
     if isinstance(error, exceptions.UserExceptionWithTraceback):
-        return RankFailure(error=error._base_exc, traceback=error._traceback_str)
+        return raised(rank, error._base_exc, error._traceback_str)
     if isinstance(error, exceptions.WorkerHealthCheckFailedError):
         error = error.health_check_failure
-    died = isinstance(error, (RayActorError, exceptions.WorkerHealthCheckTimeoutError))
-    unread = isinstance(error, (RaySystemError, RayTaskError))
-    return RankFailure(error=error, died=died, unread=unread, preempted=bool(getattr(error, "preempted", False)))
+    if getattr(error, "preempted", False):
+        return End(rank=rank, kind="interrupted", reason=f"rank {rank} lost its node, as announced")
+    if isinstance(error, (RayActorError, exceptions.WorkerHealthCheckTimeoutError)):
+        return End(rank=rank, kind="missing", reason=f"the process of rank {rank} died")
+    end = raised(rank, error)
+    if isinstance(error, (RaySystemError, RayTaskError)):  # it can't be unpickled here
+        return dataclasses.replace(end, reason=f"the answer of rank {rank} cannot be read: {one_line(error)}")
+    return end
 
 
-def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once: bool = False) -> dict[int, RankFailure]:
+def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once: bool = False) -> dict[int, End]:
     """Wait a moment for the other ranks' own errors. The first one that is seen may be a consequence.
 
     A rank that has died ends the wait: the others won't say anything of their own any more. `once`: ask what each says now.
     """
-    found: dict[int, RankFailure] = {}
+    found: dict[int, End] = {}
     open_ranks = set(range(len(workers))) - failed
     end_s = time.monotonic() + grace_s
-    while open_ranks and not any(one.died for one in found.values()) and (left_s := end_s - time.monotonic()) > 0:
+    while open_ranks and not any(end.error is None for end in found.values()) and (left_s := end_s - time.monotonic()) > 0:
         polls = {workers[rank].actor.poll_status.remote(): rank for rank in open_ranks}
         done, _ = ray.wait(list(polls), num_returns=len(polls), timeout=left_s)
         for poll in done:
@@ -95,11 +85,11 @@ def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once:
             try:
                 status = ray.get(poll)
             except Exception as error:
-                found[rank] = _failure(error)
+                found[rank] = _failure(rank, error)
                 open_ranks.discard(rank)
                 continue
             if status.error is not None:
-                found[rank] = _failure(status.error)
+                found[rank] = _failure(rank, status.error)
             if status.error is not None or not status.running:
                 open_ranks.discard(rank)
         if once:
@@ -109,135 +99,58 @@ def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once:
     return found
 
 
-def told(
-    run_hash: str, group: str, dead: Collection[int], *, swept: Collection[int] = (), within_s: float = MOMENT_S
-) -> Told | None:
-    """What the run's Coordinator knows of the group's end. It waits a moment for the news of these deaths.
+def told(run_hash: str, group: str, seen: Mapping[int, End], *, within_s: float = MOMENT_S) -> Told:
+    """What the run's Coordinator and this launcher know of the group's end. The Coordinator waits a moment for the news of deaths.
 
-    Ask before the ranks `swept` are ended: later on everybody is dead. None: there is no Coordinator, and none ever will know.
+    Ask before the other ranks are ended: later on everybody is dead.
     """
+    ends = tuple(seen[rank] for rank in sorted(seen))
     coordinator = find_actor(coordinator_name(run_hash))
     if coordinator is None:
-        return None
+        return Told(ends=ends, has_joined=False)
+    found: Any = Told(ends=ends)
     try:
         for wait_s in (within_s, QUICK_ANSWER_S):  # those that hang may take longer
-            answer: Any = coordinator.ended.remote(group, frozenset(dead), tuple(swept), wait_s)
-            found: Told = ray.get(answer, timeout=wait_s + MOMENT_S)
-            if not found.awaited:
+            answer: Any = coordinator.ended.remote(group, ends, wait_s)
+            found = ray.get(answer, timeout=wait_s + MOMENT_S)
+            if not found.hanging:
                 break
     except Exception as error:
         logger.debug("the Coordinator doesn't say who failed first: %s", error)
-        return Told()
     return found
 
 
-def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told: Sequence[End] | None = None) -> Ending:
-    """What Ray Train's error, the ranks' failures and what the Coordinator was told of them amount to. `told`: see `Told.ends`."""
-    found = _with_unread(found, told or ())
-    errors: dict[int, BaseException] = {rank: failure.error for rank, failure in found.items()}
-    for is_kind, kind in ((is_final, "final"), (_is_interruption, "interrupted")):
-        ranks = [rank for rank, each in sorted(errors.items()) if is_kind(each)]
-        if ranks:
-            return _beside(_of_rank(kind, ranks[0], found[ranks[0]]), found)
-    if isinstance(error, PreemptionError):
-        return Ending(kind="interrupted", cause=f"ranks {error.preemption_info.preempted_ranks} lost their node, as announced")
-    if isinstance(error, ControllerError):
-        return _of_controller(error.controller_failure)
-    if not found:
-        return Ending(kind="failed", cause=one_line(error), error=error, signature=signature_of(error))
-    if any(failure.preempted for failure in found.values()):
-        ranks = [rank for rank, failure in sorted(found.items()) if failure.preempted]
-        return Ending(kind="interrupted", cause=f"ranks {ranks} lost their node, as announced")
-    rank = culprit(found, told)
-    if rank is None:
-        ranks = " and ".join(str(rank) for rank, failure in sorted(found.items()) if failure.died)
-        cause = f"the processes of ranks {ranks} died; which of them was first is not known yet"
+def classify(error: TrainingFailedError, told: Told) -> Ending:
+    """What Ray Train's error and what is known of the ranks' ends amount to."""
+    ends, is_all = told.ends, not told.has_joined
+    first, cause = first_to_fail(ends, is_all=is_all), cause_of(ends, is_all=is_all)
+    if first is None or first.kind not in ("final", "interrupted"):
+        if isinstance(error, PreemptionError):
+            return Ending(kind="interrupted", cause=f"ranks {error.preemption_info.preempted_ranks} lost their node, as announced")
+        if isinstance(error, ControllerError):
+            return _of_controller(error.controller_failure)
+    if first is None:
+        if not ends:
+            return Ending(kind="failed", cause=one_line(error), error=error, signature=signature_of(error))
         return Ending(kind="failed", cause=cause, is_known=False)
-    hung = [end for end in told or () if end.kind == "hung" and end.traceback]
-    if found[rank].died and len(hung) > 1:  # each of them holds the others up
-        text = "\n\n".join(f"rank {end.rank} was at\n{end.traceback}" for end in sorted(hung, key=lambda end: end.rank))
-        found[rank] = dataclasses.replace(found[rank], traceback=text)
-    return _of_rank("failed", rank, found[rank])
-
-
-def _beside(ending: Ending, found: Mapping[int, RankFailure]) -> Ending:
-    """Add the errors of ranks that failed while this rank stopped on request. No other text names them."""
-    if ending.kind != "interrupted":
-        return ending
-    raised = [
-        f"; rank {rank} raised {one_line(failure.error)}"
-        for rank, failure in sorted(found.items())
-        if not failure.died and not failure.collateral and not _is_interruption(failure.error)
-    ]
-    return dataclasses.replace(ending, cause=ending.cause + "".join(raised))
-
-
-def _with_unread(found: Mapping[int, RankFailure], told: Sequence[End]) -> dict[int, RankFailure]:
-    """With the exceptions of ranks that were gone before Ray Train had read them."""
-    result = dict(found)
-    for end in told:
-        if end.rank in result and not (result[end.rank].died or result[end.rank].unread):
-            continue
-        if end.kind == "raised":
-            result[end.rank] = RankFailure(error=exception_of(end), traceback=end.traceback)
-        elif end.kind == "interrupted":
-            result[end.rank] = RankFailure(error=Interrupted(end.reason))
-        elif end.kind == "hung":
-            result[end.rank] = RankFailure(error=RuntimeError(end.reason), traceback=end.traceback, died=True, why=end.reason)
-        elif end.rank not in result:
-            result[end.rank] = RankFailure(error=RuntimeError(end.reason), died=True)
-    return result
+    own = unpacked(first.error) if first.error is not None else None
+    hung = sorted((end for end in ends if end.kind == "hung" and end.traceback), key=lambda end: end.rank)
+    text = first.traceback
+    if own is None and len(hung) > 1:  # each of them holds the others up
+        text = "\n\n".join(f"rank {end.rank} was at\n{end.traceback}" for end in hung)
+    return Ending(
+        kind=first.kind if first.kind in ("final", "interrupted") else "failed",
+        cause=cause,
+        rank=first.rank,
+        error=own,
+        traceback=text,
+        signature=signature_of(own) if own is not None and not first.collateral else "",
+    )
 
 
 def may_depend_on_size(ending: Ending) -> bool:
     """Whether a worker group of another size could do what this one can't: its batches and shapes are others."""
     return ending.kind in ("failed", "final") and not isinstance(ending.error, (StaleAttemptError, RunInUseError, StepOrderError))
-
-
-def is_final(error: BaseException) -> bool:
-    """Whether trying again cannot help."""
-    if isinstance(error, FINAL):
-        return not _was_replaced(error)
-    if is_of_rehearsal(error):
-        return True
-    if isinstance(error, StorageError) and (error.released or error.gone):
-        # close() has ended the run: another start would have nothing to do, and say nothing of what is lost. Or its folder is gone,
-        # and only the user can say whether what memory holds is given up.
-        return True
-    return type(error) is RaystateError and error.item is not None  # an item or a leaf that can't be saved
-
-
-def is_of_rehearsal(error: BaseException) -> bool:
-    """Whether a rehearsal has come to its end: its run is closed, and nothing is to be started again."""
-    return isinstance(error, Interrupted) and error.phase == "rehearsal"
-
-
-def _is_interruption(error: BaseException) -> bool:
-    return isinstance(error, Interrupted)
-
-
-def _was_replaced(error: BaseException) -> bool:
-    """Whether only this worker group was replaced by a newer start of the same run: the run itself is still ours."""
-    return isinstance(error, StaleAttemptError) and bool(error.replaced)
-
-
-def _of_rank(kind: Any, rank: int, failure: RankFailure) -> Ending:
-    if failure.died:
-        cause = failure.why or f"the process of rank {rank} died"
-        return Ending(kind=kind, cause=cause, rank=rank, traceback=failure.traceback)
-    if kind == "interrupted":
-        return Ending(kind=kind, cause=str(failure.error), rank=rank, error=failure.error, traceback=failure.traceback)
-    if failure.collateral:
-        cause = f"a collective of rank {rank} failed, as it does when another process dies ({one_line(failure.error)})"
-        return Ending(kind=kind, cause=cause, rank=rank, error=failure.error, traceback=failure.traceback)
-    return Ending(
-        kind=kind,
-        cause=f"{f'the answer of rank {rank} cannot be read:' if failure.unread else f'rank {rank} raised'} {one_line(failure.error)}",
-        rank=rank,
-        error=failure.error,
-        traceback=failure.traceback,
-        signature=signature_of(failure.error),
-    )
 
 
 def _cluster() -> str:

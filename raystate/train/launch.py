@@ -32,6 +32,7 @@ from raystate.core.launcher.elastic import Sizes
 from raystate.inspection.listing import given_up
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.opening import open_managers
+from raystate.runtime.ends import is_final, is_of_rehearsal
 from raystate.storage import open_storage
 from raystate.train import endings, terminal
 from raystate.train.bar import run_bar
@@ -147,7 +148,7 @@ def _enter(config: StateConfig, launch: str, *, takeover: bool) -> None:
     try:
         enter_first(config, launch, takeover=takeover)
     except (StorageError, BarrierTimeoutError, RayError) as error:
-        if endings.is_final(error):
+        if is_final(error):
             raise
         logger.warning("the run can't begin yet: %s", error)
 
@@ -316,7 +317,7 @@ def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Calla
         try:
             value = train_fn(*args)
         except (SystemExit, Interrupted) as end:
-            if not is_clean_exit(end) and not endings.is_of_rehearsal(end):
+            if not is_clean_exit(end) and not is_of_rehearsal(end):
                 raise
             value = None
         if (error := launch_context.unseen()) is not None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from raystate.core.launcher.elastic import Newest
-from raystate.runtime.ends import End, first_to_fail, is_collateral
 
 NEAR_STEPS = 3  # two failures this close to each other are at the same place
 _SIGNATURE_CHARS = 300
@@ -152,49 +151,6 @@ def signature_of(error: BaseException) -> str:
     """What two exceptions have in common if they are the same failure: type and message, without
     numbers and addresses."""
     return f"{type(error).__name__}: {_NUMBER.sub('#', str(error))[:_SIGNATURE_CHARS]}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailure:
-    """One rank's end, as Ray Train says it.
-
-    `died`: its process is gone, or doesn't answer. `unread`: its answer can't be unpickled here.
-    `preempted`: with its node, as announced. `why`: if known.
-    """
-
-    error: BaseException
-    traceback: str = ""
-    died: bool = False
-    unread: bool = False
-    preempted: bool = False
-    why: str = ""
-
-    @property
-    def collateral(self) -> bool:
-        """Whether it failed only because another process was gone."""
-        return not self.died and is_collateral(self.error, self.traceback)
-
-
-def culprit(seen: Mapping[int, RankFailure], told: Sequence[End] | None) -> int | None:
-    """The rank whose end led to the others'. None if neither knows of any, or if that will be known later.
-
-    Ray Train sees ends all at once, when it polls. HostActors and trainers tell them one by one, with those that raystate made itself.
-
-    Args:
-        seen: by Ray Train, by rank.
-        told: to the run's Coordinator, in order. None: there is no Coordinator that could know
-            more.
-    """
-    first = first_to_fail(told or ())
-    if first is not None and not first.collateral:
-        return first.rank
-    ended = {end.rank for end in told or () if end.kind == "ended"}
-    raised = [rank for rank, one in sorted(seen.items()) if not one.died and not one.collateral]
-    died = [rank for rank, one in sorted(seen.items()) if one.died and rank not in ended]
-    if told is not None and first is None and not raised and len(died) > 1:
-        return None  # the Coordinator has yet to say
-    told_of = [] if first is None else [first.rank]
-    return next(iter([*raised, *died, *told_of, *sorted(seen)]), None)
 
 
 def pinned_nodes(previous: Sequence[str], usable: frozenset[str], workers: int, ready: Sequence[str] = ()) -> list[str | None]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.core.formats.messages import StopAsked
+from raystate.runtime.ends import End
 
 
 def _tell(run_hash: str, method: str, *args: Any) -> bool:
@@ -34,6 +35,6 @@ def ask_to_grow(run_hash: str, group: str, reason: str) -> None:
     _tell(run_hash, "tell", StopAsked(reason=reason, within_s=None, group=group))
 
 
-def blame(run_hash: str, group: str, cause: str) -> None:
-    """Why this worker group ended, unless "" is all that is known: the Coordinator's reports say the same."""
-    _tell(run_hash, "blame", group, cause)
+def not_started(run_hash: str, group: str, cause: str) -> None:
+    """This worker group ended before any of its ranks trained."""
+    _tell(run_hash, "ended", group, (End(rank=-1, kind="raised", reason=cause),), 0.0)

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import raystate
-from raystate.actors.blame import check_sendable, exception_of, pickles_anywhere, raised
+from raystate.actors.blame import check_sendable, pickles_anywhere, raised, unpacked
 from raystate.core.formats.messages import (
     Answer,
     Ask,
@@ -27,7 +27,7 @@ from raystate.core.formats.messages import (
     TrainerExited,
     TrainerWord,
 )
-from raystate.runtime.ends import End, Ends, first_to_fail, is_collateral
+from raystate.runtime.ends import End, Ends, cause_of, first_to_fail, is_collateral
 from raystate.runtime.ledger import REMEMBERED_GROUPS, Ledger, read_ledger
 from raystate.storage.objects import ObjectStorage
 
@@ -38,6 +38,10 @@ def died(rank: int) -> End:
 
 def ended(rank: int) -> End:
     return End(rank=rank, kind="ended", reason=f"trainer rank {rank} was ended")
+
+
+def missing(rank: int) -> End:
+    return End(rank=rank, kind="missing", reason=f"the process of rank {rank} died")
 
 
 def gloo(rank: int) -> End:
@@ -132,7 +136,8 @@ def test_an_exception_whose_class_is_not_known_here_keeps_its_name_and_is_what_i
     exec("class Missing(KeyError):\n    pass", vars(module))
     end = raised(1, module.Missing("k"))
     monkeypatch.delitem(sys.modules, module.__name__)
-    told = exception_of(end)
+    assert end.error is not None
+    told = unpacked(end.error)
     assert isinstance(told, KeyError)
     assert f"{type(told).__module__}.{type(told).__qualname__}: {told}" == "only_the_worker_has_it.Missing: 'k'"
     assert "only_the_worker_has_it.Missing" in end.traceback
@@ -144,11 +149,33 @@ def test_what_cannot_be_sent_is_a_mistake_that_is_named() -> None:
         check_sendable(threading.Lock())
 
 
-def test_the_first_word_of_a_rank_counts():
+def added(*those: End) -> list[tuple[int, str]]:
     ends = Ends()
-    for one in (raised(1, KeyError("k")), ended(0), died(1)):
+    for one in those:
         ends.add(one)
-    assert [(end.rank, end.kind) for end in ends.in_order] == [(1, "raised"), (0, "ended")]
+    return [(end.rank, end.kind) for end in ends.in_order]
+
+
+def test_the_first_word_of_a_rank_counts_unless_another_one_says_more():
+    assert added(raised(1, KeyError("k")), ended(0), died(1)) == [(1, "raised"), (0, "ended")]
+    assert added(died(1), ended(0), raised(0, KeyError("k"))) == [(1, "died"), (0, "raised")], "as its launcher sees it"
+    assert added(missing(1), missing(2), died(2), died(1)) == [(2, "died"), (1, "died")], "in the order of the real news"
+
+
+def test_which_of_several_that_are_missing_was_first_is_not_guessed():
+    assert rank_of(missing(1), ended(0)) == 1, "the news of that one has not come"
+    both = (missing(0), missing(1))
+    assert rank_of(*both) is None
+    assert cause_of(both) == "the processes of ranks 0 and 1 died; which of them was first is not known yet"
+    assert cause_of(both, is_all=True) == "the process of rank 0 died", "nothing better will be known"
+    assert rank_of(*both, raised(2, KeyError("k"))) == 2, "an exception kills no process, but what it led to may have"
+    assert rank_of(gloo(0), missing(1)) == 1
+
+
+def test_what_no_restart_can_help_comes_first_and_then_what_was_asked_for():
+    final, stop = raised(2, raystate.ConfigError("bad")), raised(1, raystate.Interrupted("stop"))
+    assert (rank_of(died(0), stop, final), rank_of(died(0), stop)) == (2, 1)
+    assert cause_of((raised(0, OSError("disk full")), stop, gloo(2))) == "stop; rank 0 raised OSError: disk full"
 
 
 # ---------------------------------------------------------------- the ledger
@@ -178,9 +205,7 @@ def exit_of(rank: int, *, was_ended: bool = False) -> TrainerExited:
 
 
 def ends_of(ledger: Ledger) -> tuple[End, ...]:
-    ends = ledger.ends("g1").ends
-    assert ends is not None
-    return ends
+    return ledger.ends("g1").ends
 
 
 def ledger_of(name: str) -> Ledger:
@@ -196,7 +221,6 @@ def test_the_ledger_names_the_rank_that_died():
     assert recovered(groups, exit_of(1), exit_of(0)) == "the process of rank 0 died", "jax has ended rank 1"
     assert [end.rank for end in ends_of(groups.ledger)] == [1, 0]
     assert groups.ledger.ends("g2").ends == ()
-    assert groups.ledger.ends("unknown").ends is None
 
 
 def test_who_was_ended_because_a_node_goes_away_has_not_failed():
@@ -205,14 +229,15 @@ def test_who_was_ended_because_a_node_goes_away_has_not_failed():
     assert recovered(groups, stop, exit_of(0, was_ended=True), exit_of(1, was_ended=True)) == "trainer rank 0 was ended"
     assert [end.kind for end in ends_of(groups.ledger)] == ["interrupted", "interrupted"]
     other = Groups("l7")
-    assert recovered(other, exit_of(1), stop, exit_of(0, was_ended=True)) == "the process of rank 1 died", "it died of itself"
+    assert recovered(other, exit_of(1), stop, exit_of(0, was_ended=True)) == "trainer rank 0 was ended", "as its launcher counts it"
     assert [end.kind for end in ends_of(other.ledger)] == ["died", "interrupted"]
 
 
-def test_the_launchers_word_wins():
+def test_what_only_the_launcher_has_seen_counts_too():
     groups = Groups("l3")
-    groups.ledger.blame("g1", "the process of rank 1 died", 0.4)
-    assert recovered(groups, exit_of(0)) == "the process of rank 1 died"
+    groups.join(1, 0.0)
+    groups.ledger.seen("g1", [raised(1, KeyError("k"))], 0.4)  # outside of its StateManager
+    assert recovered(groups, exit_of(0)) == "rank 1 raised KeyError: 'k'"
 
 
 def test_an_exception_is_told_before_the_exit():
@@ -286,13 +311,16 @@ def test_each_restart_counts_from_the_end_that_led_to_it() -> None:
 def test_a_restart_that_ends_before_it_has_joined_is_one_too() -> None:
     """Only the launcher hears of it."""
     groups = trained_and_died("r2")
-    groups.ledger.blame("g1", "rank 1 has died", 10.6)
-    groups.ledger.blame("g1", "the workers could not be started", 11.0)  # the next group has no name yet
-    groups.ledger.blame("g2", "rank 0 raised KeyError", 14.0)
+    groups.ledger.seen("g2", [End(rank=-1, kind="raised", reason="the workers could not be started")], 14.0)
+    told = groups.ledger.ends("g2")
+    assert (told.has_joined, told.is_all) == (False, True)
     groups.join(3, 16.0)
     groups.restore(7, 17.0)
     groups.train(3, 8, 19.0)
-    assert groups.told() == [("g2", "rank 1 has died", 4.0, 0, False), ("g3", "rank 0 raised KeyError", 5.0, 0, True)]
+    assert groups.told() == [
+        ("g2", "the process of rank 0 died", 4.0, 0, False),
+        ("g3", "the workers could not be started", 5.0, 0, True),
+    ]
     assert (groups.ledger.recoveries[0].step, groups.ledger.recoveries[0].tier) == (-1, "")
 
 
@@ -302,7 +330,7 @@ def test_a_restart_that_is_interrupted_before_a_new_step() -> None:
     groups.restore(7, 13.0)
     groups.end(2, 0, 14.0, clean=True)
     groups.end(2, 1, 14.5, clean=True)
-    groups.ledger.blame("g2", "the node of rank 1 goes away", 14.6)
+    groups.ledger.seen("g2", [raised(rank, raystate.Interrupted("the node of rank 1 goes away")) for rank in (0, 1)], 14.6)
     groups.join(3, 17.0)
     groups.restore(7, 18.0)
     groups.train(3, 8, 20.0)
@@ -314,7 +342,7 @@ def test_a_restart_that_is_interrupted_before_a_new_step() -> None:
 
 def test_late_news_of_an_end_begins_no_restart() -> None:
     groups = trained_and_died("r4")
-    groups.ledger.blame("g2", "rank 0 raised KeyError", 12.0)  # faster than its own Joined
+    groups.ledger.seen("g2", [raised(0, KeyError())], 12.0)  # faster than its own Joined
     groups.join(2, 12.1)
     groups.end(2, 0, 12.2)
     groups.end(1, 0, 12.3, clean=True)
@@ -329,11 +357,14 @@ def test_a_rank_that_its_launcher_ends_has_not_died_whichever_news_is_faster() -
     groups = Groups("r5")
     groups.join(1, 0.0)
     groups.train(1, 7, 9.0)
-    groups.ledger.sweeps("g1", [0])
+    groups.ledger.seen("g1", [missing(1)], 9.9)
+    assert not groups.ledger.ends("g1").is_all
+    groups.ledger.sweeps("g1")
     groups.end(1, 0, 10.0)
     groups.end(1, 1, 10.5)
     assert [(end.rank, end.kind) for end in ends_of(groups.ledger)] == [(0, "ended"), (1, "died")]
-    groups.ledger.blame("g1", "", 10.6)  # who has asked too early
+    groups.ledger.seen("g1", [missing(1)], 10.6)  # as its launcher asks again
+    assert groups.ledger.ends("g1").is_all
     groups.join(2, 12.0)
     groups.restore(7, 13.0)
     groups.train(2, 8, 15.0)
@@ -349,10 +380,10 @@ def test_ranks_that_hang_are_awaited_until_they_have_said_where_they_are() -> No
         groups.ledger.observe(order, 40.0)
     for rank, host in HOSTS.items():
         told = groups.ledger.ends("g1")
-        assert told.awaited == set(range(rank, 2)) and not told.has(())
+        assert told.hanging == set(range(rank, 2)) and not told.is_all
         exited = TrainerExited(host=host, lineage="1.2.g1", rank=rank, clean=False, reason="no step", hung=True, stack=f"at {rank}")
         groups.ledger.observe(exited, 41.0)
-    assert groups.ledger.ends("g1").has({0, 1}) and not groups.ledger.ends("g1").has({2})
+    assert groups.ledger.ends("g1").is_all
     assert [(end.kind, end.traceback) for end in ends_of(groups.ledger)] == [("hung", "at 0"), ("hung", "at 1")]
 
 
@@ -363,7 +394,7 @@ def test_what_a_group_of_long_ago_does_is_no_recovery_and_its_facts_are_forgotte
         groups.restore(number, 10.0 * number)
         groups.train(number, number + 1, 10.0 * number + 1)
         groups.end(number, 0, 10.0 * number + 2)
-        groups.ledger.blame(f"g{number}", "", 10.0 * number + 3)
+        groups.ledger.seen(f"g{number}", [missing(0)], 10.0 * number + 3)
     groups.join(31, 310.0)
     groups.restore(31, 310.0)
     groups.train(1, 99, 311.0)  # a node that was cut off

@@ -45,7 +45,7 @@ from ray.train.v2.api.preemption import PreemptionInfo
 
 import raystate
 from raystate.actors import release as release_module
-from raystate.actors.blame import raised
+from raystate.actors.blame import raised, unpacked
 from raystate.cli import story
 from raystate.config import StateConfig
 from raystate.core.launcher.elastic import Sizes
@@ -54,7 +54,6 @@ from raystate.train import bundles, elastic, endings, group_actors, jax_backend,
 from raystate.train import callback as callback_module
 from raystate.train import trainer as trainer_module
 from raystate.train.callback import RayTrainCallback
-from raystate.train.policy import RankFailure
 from tests.cluster.strikes import lose_node
 from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
@@ -139,26 +138,38 @@ def test_a_poll_can_be_read_and_its_value_replaced() -> None:
     assert poll.worker_statuses[0].return_value == 2
     found = endings.failures(poll.worker_statuses)
     assert set(found) == {1}
-    assert isinstance(found[1].error, KeyError)
-    assert found[1].traceback == "the text"
-    assert not found[1].died
+    assert (found[1].kind, found[1].traceback) == ("raised", "the text")
+    assert isinstance(unpacked(found[1].error), KeyError)
     assert {"poll_status", "execute", "init_train_context"} <= set(dir(RayTrainWorker))
 
 
 def test_deaths_and_preemptions_are_recognized() -> None:
-    from ray.exceptions import ActorDiedError
+    from ray.exceptions import ActorDiedError, RayActorError, RaySystemError
 
     death = WorkerHealthCheckFailedError("no answer", failure=ActorDiedError())
-    assert endings.failures({0: WorkerStatus(running=False, error=death)})[0].died
+    assert endings.failures({0: WorkerStatus(running=False, error=death)})[0].kind == "missing"
+    preempted = endings.failures({0: WorkerStatus(running=False, error=RayActorError(preempted=True))})
+    assert endings.classify(WorkerGroupError("x", {}), told(*preempted.values())).cause == "rank 0 lost its node, as announced"
+    unread = endings.failures({0: WorkerStatus(running=False, error=RaySystemError("no module"))})
+    assert endings.classify(WorkerGroupError("x", {}), told(*unread.values())).cause.startswith(
+        "the answer of rank 0 cannot be read: "
+    )
     info = PreemptionInfo(deadline_ms=None, preempted_node_to_ranks={"n1": [1]})
     assert endings.leaving_nodes(PreemptionError(info)) == {"n1"}
-    assert endings.classify(PreemptionError(info), {}).kind == "interrupted"
+    assert endings.classify(PreemptionError(info), told()).kind == "interrupted"
+
+
+def told(*ends: End, has_joined: bool = True) -> Told:
+    return Told(ends=ends, has_joined=has_joined)
+
+
+def missing(rank: int) -> End:
+    return End(rank=rank, kind="missing", reason=f"the process of rank {rank} died")
 
 
 def test_what_an_ending_amounts_to() -> None:
     def of(**errors: BaseException) -> Any:
-        found = {int(rank[1:]): RankFailure(error=error) for rank, error in errors.items()}
-        return endings.classify(WorkerGroupError("x", {}), found)
+        return endings.classify(WorkerGroupError("x", {}), told(*(raised(int(rank[1:]), error) for rank, error in errors.items())))
 
     gloo = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
     assert of(r0=gloo, r1=KeyError("k")).cause == "rank 1 raised KeyError: 'k'"
@@ -166,7 +177,7 @@ def test_what_an_ending_amounts_to() -> None:
     assert of(r0=raystate.Interrupted("stop"), r1=raystate.ConfigError("bad")).kind == "final"
     assert of(r0=gloo).kind == "failed"
     assert "another process dies" in of(r0=gloo).cause
-    died = endings.classify(WorkerGroupError("x", {}), {0: RankFailure(error=gloo), 3: RankFailure(error=OSError(), died=True)})
+    died = endings.classify(WorkerGroupError("x", {}), told(raised(0, gloo), missing(3)))
     assert died.cause == "the process of rank 3 died"
     for mistake in (raystate.ReferenceMismatchError("r"), raystate.ItemTopologyError("i"), raystate.StepOrderError("s")):
         assert of(r0=gloo, r1=mistake).kind == "final"
@@ -180,8 +191,9 @@ def test_what_an_ending_amounts_to() -> None:
 
 def test_what_other_ranks_raise_beside_an_interruption_is_told() -> None:
     """A disk that is full while the script saves what is its own before its node goes."""
-    found = {0: RankFailure(error=OSError("disk full")), 1: RankFailure(error=raystate.Interrupted("told"))}
-    ending = endings.classify(WorkerGroupError("x", {}), found)
+    ending = endings.classify(
+        WorkerGroupError("x", {}), told(raised(0, OSError("disk full")), raised(1, raystate.Interrupted("told")))
+    )
     assert ending.kind == "interrupted"
     assert ending.cause.endswith("; rank 0 raised OSError: disk full")
 
@@ -207,10 +219,10 @@ def test_rays_traceback_of_a_group_without_a_place_is_not_shown() -> None:
 def test_a_group_without_a_place_has_no_failures_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an interruption it counted as another one, and nobody ever gave up."""
     callback = RayTrainCallback(CONFIG)
-    monkeypatch.setattr(callback_module.telling, "blame", lambda *_: None)
     monkeypatch.setattr(RayTrainCallback, "_probe", lambda *_: lambda: None)
     monkeypatch.setattr(RayTrainCallback, "_release_half_started", lambda _self: None)
-    callback._failures = {0: RankFailure(error=raystate.Interrupted("told"))}
+    callback._failures = {0: raised(0, raystate.Interrupted("told"))}
+    callback._told = told(*callback._failures.values())
     decided: list[Any] = []
     monkeypatch.setattr(callback._policy, "ended", lambda ending, *_: decided.append(ending.kind))
     callback.after_controller_state_update(None, states.RestartingState(training_failed_error=WorkerGroupError("x", {})))
@@ -259,49 +271,47 @@ def test_the_newest_step_in_an_outage_of_storage(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_exception_that_ray_train_has_not_read_is_told_by_the_coordinator() -> None:
-    dead = {rank: RankFailure(error=OSError(), died=True) for rank in (0, 1)}
     ended = End(rank=0, kind="ended", reason="trainer rank 0 was ended")
-    ending = endings.classify(WorkerGroupError("x", {}), dead, (raised(1, ValueError("bad batch 7")), ended))
+    ending = endings.classify(WorkerGroupError("x", {}), told(raised(1, ValueError("bad batch 7")), ended))
     assert (ending.rank, ending.cause) == (1, "rank 1 raised ValueError: bad batch 7")
     assert isinstance(ending.error, ValueError)
     assert "ValueError: bad batch 7" in ending.traceback
     assert ending.signature == "ValueError: bad batch #"
-    final = endings.classify(WorkerGroupError("x", {}), dead, (raised(1, raystate.ConfigError("bad field")), ended))
+    final = endings.classify(WorkerGroupError("x", {}), told(raised(1, raystate.ConfigError("bad field")), ended))
     assert final.kind == "final"
-    still_running = endings.classify(WorkerGroupError("x", {}), {0: dead[0]}, (End(rank=1, kind="died", reason=""), ended))
+    still_running = endings.classify(WorkerGroupError("x", {}), told(End(rank=1, kind="died", reason=""), ended))
     assert still_running.cause == "the process of rank 1 died"
 
 
 def test_who_is_not_known_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Coordinator knows that it was rank 1, and is slow to say so."""
-    dead = {rank: RankFailure(error=OSError(), died=True) for rank in (0, 1)}
-    unknown = endings.classify(WorkerGroupError("x", {}), dead, ())
+    both = (missing(0), missing(1))
+    unknown = endings.classify(WorkerGroupError("x", {}), told(*both))
     assert (unknown.is_known, unknown.rank) == (False, None)
     assert unknown.cause == "the processes of ranks 0 and 1 died; which of them was first is not known yet"
-    assert endings.classify(WorkerGroupError("x", {}), dead, None).cause == "the process of rank 0 died", "nobody will ever know"
+    alone = endings.classify(WorkerGroupError("x", {}), told(*both, has_joined=False))
+    assert alone.cause == "the process of rank 0 died", "nothing better will be known"
 
     asked: list[float] = []
     first = End(rank=1, kind="died", reason="trainer rank 1 died")
-    told = Told(ends=(first, End(rank=0, kind="ended", reason="")), newest_step=7)
-    monkeypatch.setattr(endings, "told", lambda *_, within_s: asked.append(within_s) or told)
+    answer = Told(ends=(first, End(rank=0, kind="ended", reason="")), newest_step=7)
+    monkeypatch.setattr(endings, "told", lambda *_, within_s: asked.append(within_s) or answer)
     callback = raystate.RayTrainCallback(CONFIG, max_failures=0)
-    callback._failures, callback._told = dead, Told()
+    callback._told = told(*both)
     with pytest.raises(raystate.RunFailedError, match="the process of rank 1 died"):
         callback._decide(WorkerGroupError("x", {}))
     assert len(asked) == 1
 
 
 def test_where_all_hang_the_stacks_of_all_are_told() -> None:
-    dead = {rank: RankFailure(error=OSError(), died=True) for rank in (0, 1)}
-    told = tuple(End(rank=rank, kind="hung", reason="no step for 30 s", traceback=f"in f{rank}") for rank in (1, 0))
-    ending = endings.classify(WorkerGroupError("x", {}), dead, told)
+    hung = (End(rank=rank, kind="hung", reason="no step for 30 s", traceback=f"in f{rank}") for rank in (1, 0))
+    ending = endings.classify(WorkerGroupError("x", {}), told(*hung))
     assert ending.traceback == "rank 0 was at\nin f0\n\nrank 1 was at\nin f1"
 
 
 def test_ended_because_a_node_goes_away_is_no_failure() -> None:
-    dead = {rank: RankFailure(error=OSError(), died=True) for rank in (0, 1)}
-    ends = tuple(End(rank=rank, kind="interrupted", reason=f"rank {rank} was ended: a node goes away") for rank in (0, 1))
-    ending = endings.classify(WorkerGroupError("x", {}), dead, ends)
+    ends = (End(rank=rank, kind="interrupted", reason=f"rank {rank} was ended: a node goes away") for rank in (0, 1))
+    ending = endings.classify(WorkerGroupError("x", {}), told(*ends))
     assert (ending.kind, ending.cause) == ("interrupted", "rank 0 was ended: a node goes away")
 
 

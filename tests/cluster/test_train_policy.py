@@ -13,15 +13,16 @@ import pytest
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from raystate import RayTrainCallback, StateConfig, launch_context
+from raystate.actors.blame import raised
 from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.manager.opening import is_launched
-from raystate.runtime.ends import End
+from raystate.runtime.ends import End, Told
 from raystate.runtime.ledger import LoggedRecovery
 from raystate.train import endings, standby, telling
 from raystate.train import result as result_module
 from raystate.train.callback import Outcome
-from raystate.train.policy import Ending, RankFailure, RetryPolicy, culprit, pinned_nodes, signature_of
+from raystate.train.policy import Ending, RetryPolicy, pinned_nodes, signature_of
 from raystate.train.result import recoveries, run_result
 
 FAILED = Ending(kind="failed", cause="the process of rank 1 died", rank=1)
@@ -125,33 +126,6 @@ def test_probes_are_waited_for_only_when_they_matter() -> None:
     assert looked == [0, 1, 2, 3]
 
 
-def test_the_culprit_by_what_ray_train_sees() -> None:
-    gloo, raised = RankFailure(error=ValueError("Gloo connectFullMesh failed")), RankFailure(error=KeyError("k"))
-    died = RankFailure(error=OSError(), died=True)
-    assert culprit({}, ()) is None
-    assert culprit({0: gloo, 3: raised, 2: raised}, ()) == 2
-    assert culprit({0: gloo, 1: died}, ()) == 1
-    assert culprit({0: died, 1: raised}, ()) == 1, "an exception kills nobody, but what it led to may have"
-    assert culprit({1: gloo, 2: gloo}, ()) == 1
-
-
-def test_the_culprit_by_what_the_coordinator_was_told() -> None:
-    died = RankFailure(error=OSError(), died=True)
-    both_dead = {0: died, 1: died}
-
-    def end(rank: int, kind: Any, **more: Any) -> End:
-        return End(rank=rank, kind=kind, reason="", **more)
-
-    assert culprit(both_dead, ()) is None, "not known yet"
-    assert culprit(both_dead, None) == 0, "and nobody will know better"
-    assert culprit(both_dead, (end(1, "died"), end(0, "ended"))) == 1
-    assert culprit(both_dead, (end(1, "raised"), end(0, "ended"))) == 1
-    assert culprit(both_dead, (end(0, "raised", collateral=True), end(1, "died"))) == 1
-    assert culprit(both_dead, (end(0, "raised", collateral=True),)) == 0
-    assert culprit(both_dead, (end(0, "ended"),)) == 1, "the other one's news has not come"
-    assert culprit({1: RankFailure(error=KeyError("k"))}, (end(0, "ended"),)) == 1, "raised outside of its StateManager"
-
-
 def test_ranks_stay_where_they_were() -> None:
     everywhere = frozenset("abc")
     assert pinned_nodes([], everywhere, 2) == [None, None]
@@ -234,27 +208,28 @@ def test_a_smaller_group_takes_the_processes_that_wait_on_its_nodes() -> None:
 
 def test_when_nobody_says_who_was_first_the_living_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one has raised says more than that another has died."""
-    died, raised = RankFailure(error=RuntimeError(), died=True), RankFailure(error=ValueError("mine"))
+    died, mine = End(rank=0, kind="missing", reason=""), raised(1, ValueError("mine"))
     callback = RayTrainCallback(StateConfig(storage="/runs/a", run="a"))
     callback._workers = ["of rank 0", "of rank 1"]
     monkeypatch.setattr(callback, "_end_workers", lambda: None)
     monkeypatch.setattr(endings, "failures", lambda _: {0: died})
-    monkeypatch.setattr(endings, "told", lambda *_, **how: None)
-    monkeypatch.setattr(endings, "late_failures", lambda _, failed, **how: {1: raised} if failed == {0} and how["once"] else {})
+    monkeypatch.setattr(endings, "told", lambda _hash, _group, seen, **_: Told(ends=tuple(seen.values())))
+    monkeypatch.setattr(endings, "late_failures", lambda _, failed, **how: {1: mine} if failed == {0} and how["once"] else {})
     callback.after_worker_group_poll_status(SimpleNamespace(worker_statuses={}))
-    ending = endings.classify(TrainingFailedError(), callback._failures, callback._ends)
-    assert (ending.rank, ending.error) == (1, raised.error)
+    ending = endings.classify(TrainingFailedError(), callback._told)
+    assert (ending.rank, str(ending.error)) == (1, "mine")
 
 
 def test_the_coordinator_is_told_of_a_start_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has not heard of that group otherwise, and would count the next restart from the end before."""
-    blamed: list[tuple[str, str]] = []
-    monkeypatch.setattr(telling, "blame", lambda _, group, cause: blamed.append((group, cause)))
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(telling, "not_started", lambda _, group, cause: told.append((group, cause)))
     callback = RayTrainCallback(StateConfig(storage="/runs/a", run="a"))
-    callback._group = "g2"
     callback._again(Ending(kind="waiting", cause="no room yet"))
-    callback._again(Ending(kind="failed", cause="the workers could not be started"))
-    assert blamed == [("g2", "the workers could not be started")]
+    callback._group = "g2"
+    for cause in ("the workers could not be started", "before the next group had a name"):
+        callback._again(Ending(kind="failed", cause=cause))
+    assert told == [("g2", "the workers could not be started")]
 
 
 def noted(group: str, step: int, **more: Any) -> LoggedRecovery:
