@@ -155,7 +155,7 @@ class CoordinatorLoop:
         self._ended = threading.Event()
         self._next_tick_s = float("-inf")
         self._look_s = 0.0  # monotonic: when to look next for attempts that are assumed dead
-        self.ledger = Ledger(storage)
+        self.ledger = Ledger(storage, self.machine)
         self._long_waits = LongWaits()
         self._gone = ""  # why the run can't be claimed now: its log is not there
         self.attempt = -1
@@ -290,11 +290,11 @@ class CoordinatorLoop:
         if self.machine.held_by and now_s >= self._look_s:
             self._look_s = now_s + ASKED_AGAIN_S
             self._storing.look_for_dead()
-        self.ledger.observe(event, now_s)
         if isinstance(event, CarriedOut) and not event.error and event.intent.kind == "commit":
             self.ledger.saved(event.intent, self._long_waits.since_s(event.intent.save), now_s)
-        for command in self._decide(event, now_s, more):
-            self.ledger.observe(command, now_s)
+        commands = self._decide(event, now_s, more)
+        self.ledger.look(event, now_s)
+        for command in commands:
             self._execute(command)
         self._long_waits.look(under_way(self.machine), event, now_s)
 

@@ -12,19 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from raystate.core.coordinator.context import remember
+from raystate.core.coordinator.facts import remember
+from raystate.core.coordinator.group import Group
+from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import RaystateError
-from raystate.core.formats.messages import (
-    Answer,
-    EndTrainers,
-    HostReported,
-    Intent,
-    JoinReply,
-    RestoreSettled,
-    TrainerExited,
-    group_of,
-    lineage_order,
-)
+from raystate.core.formats.messages import Event, Intent, RestoreSettled, TrainerExited, group_of
 from raystate.core.formats.texts import counted
 from raystate.in_threads import map_in_threads
 from raystate.runtime.ends import End, Ends, Told, cause_of
@@ -86,13 +78,10 @@ class LedgerContent:
 class _OpenRecovery:
     """A restart that has not led to a new step yet."""
 
-    lineage: str  # of the trainers that ended
-    group: str  # whose end it is: theirs, or that of a group after them which never joined
+    group: str  # whose end it is
     since_s: float
     newest: int  # the step that had been reached
-    step: int = -1
-    tier: str = ""
-    settled: bool = False  # whether the step to go on from is known
+    restored: RestoreSettled | None = None  # the step to go on from, once that is known
 
 
 @dataclass(slots=True)
@@ -100,27 +89,24 @@ class _Past:
     """What is known of one worker group."""
 
     newest: int = -1  # newest step seen
-    has_joined: bool = True  # False: only its launcher has told of it
-    has_died: bool = False
+    has_joined: bool = False  # False: only its launcher has told of it
     has_begun: bool = False  # its end has begun a recovery
-    is_announced: bool = False  # it was ended because a node goes away
-    hanging: frozenset[int] = frozenset()  # ranks that hosts were asked to end because they hang
     ends: Ends = field(default_factory=Ends)  # how its trainers ended
 
 
 class Ledger:
-    """Watches the events and commands that pass through the Coordinator: who died first, what came back.
+    """Looks at what the Coordinator's machine knows: who died first, what came back.
 
     Attributes:
         lock: for readers on other threads than the Coordinator's, which writes it.
     """
 
-    def __init__(self, storage: Storage):
+    def __init__(self, storage: Storage, machine: Coordinator):
         self._storage = storage
+        self._machine = machine
         self.lock = threading.RLock()
         self._attempt = -1
         self._pasts: dict[str, _Past] = {}  # by worker group
-        self._left: tuple[str, float] | None = None  # the lineage of trainers that left on purpose, and when the first did
         self._open: _OpenRecovery | None = None
         self._writing: list[threading.Thread] = []
         self.recoveries: list[LoggedRecovery] = []
@@ -128,132 +114,105 @@ class Ledger:
     def begin(self, attempt: int) -> None:
         self._attempt = attempt
 
+    # ------------------------------------------------------------ who has ended
+
     def raised(self, lineage: str, end: End) -> None:
         """A trainer tells its exception, before it tells that it has failed."""
         with self.lock:
-            self._past(lineage).ends.add(end)
+            self._joined(group_of(lineage)).ends.add(end)
 
     def seen(self, group: str, ends: Sequence[End], now_s: float) -> None:
         """The launcher tells how a group ended: it sees what is raised without a StateManager, and groups that never joined."""
         with self.lock:
-            if group not in self._pasts:
-                remember(self._pasts, group, _Past(has_joined=False), most=REMEMBERED_GROUPS)
-                self._stranger_ended(group, now_s)
+            past = self._past(group)
             for end in ends:
-                self._pasts[group].ends.add(end)
+                past.ends.add(end)
+            self._ended(group, now_s)
 
     def sweeps(self, group: str) -> None:
         """The launcher ends all ranks of a group whose end is not known by now, because others have ended."""
         with self.lock:
-            self._pasts[group].ends.is_swept = True
+            self._past(group).ends.is_swept = True
 
     def ends(self, group: str) -> Told:
         """How the trainers of a worker group ended, as far as this is known."""
         with self.lock:
-            past = self._pasts[group]
+            past, present = self._past(group), self._present(group)
             ends = past.ends.in_order
-            return Told(ends=ends, has_joined=past.has_joined, hanging=past.hanging - {end.rank for end in ends})
+            hanging = frozenset[int]() if present is None else present.hanging - {end.rank for end in ends}
+            return Told(ends=ends, has_joined=past.has_joined, hanging=hanging)
 
-    def _past(self, lineage: str) -> _Past:
-        group = group_of(lineage)
+    def _past(self, group: str) -> _Past:
         if group not in self._pasts:
             remember(self._pasts, group, _Past(), most=REMEMBERED_GROUPS)
-        self._pasts[group].has_joined = True
         return self._pasts[group]
 
-    def _cause(self, ended: _OpenRecovery) -> str:
-        past = self._pasts.get(ended.group)
-        return "" if past is None else cause_of(past.ends.in_order, is_all=not past.has_joined)
+    def _joined(self, group: str) -> _Past:
+        past = self._past(group)
+        past.has_joined = True
+        return past
 
-    def observe(self, message: Any, now_s: float) -> None:
+    def _present(self, group: str) -> Group | None:
+        present = self._machine.joins.group
+        return present if present is not None and present.name == group else None
+
+    def _exited(self, event: TrainerExited) -> None:
+        name = group_of(event.lineage)
+        past, present = self._joined(name), self._present(name)
+        kind = "died"
+        if event.hung:
+            kind = "hung"
+        elif event.ended or (past.ends.is_swept and event.rank not in past.ends):
+            kind = "interrupted" if present is not None and present.announced else "ended"
+        past.ends.add(End(rank=event.rank, kind=kind, reason=event.reason, traceback=event.stack))
+
+    # ------------------------------------------------------------ what came back
+
+    def look(self, event: Event, now_s: float) -> None:
+        """The machine has taken an event."""
+        joins = self._machine.joins
         with self.lock:
-            self._observe(message, now_s)
+            if isinstance(event, TrainerExited) and not event.clean:
+                self._exited(event)
+            if joins.ended and self._machine.leaving.phase == "open":  # trainers that left for good have no successors
+                self._ended(next(reversed(joins.ended)), now_s)
+            if joins.group is not None and joins.group.alive:
+                self._goes_on(joins.group, now_s)
 
-    def _observe(self, message: Any, now_s: float) -> None:
-        if isinstance(message, TrainerExited) and not message.clean:
-            past = self._past(message.lineage)
-            ended = message.ended or (past.ends.is_swept and message.rank not in past.ends)
-            kind = "hung" if message.hung else "died" if not ended else "interrupted" if past.is_announced else "ended"
-            self.raised(message.lineage, End(rank=message.rank, kind=kind, reason=message.reason, traceback=message.stack))
-        match message:
-            case TrainerExited(lineage=lineage, clean=False) if not self._past(lineage).has_died:
-                self._begin_recovery(lineage, now_s)
-            case TrainerExited(lineage=lineage) if self._left is None or group_of(self._left[0]) != group_of(lineage):
-                self._past(lineage)
-                self._left = (lineage, now_s)
-            case EndTrainers(lineage=lineage, announced=announced, hanging=hanging):
-                past = self._past(lineage)
-                past.has_died = True
-                past.hanging |= set(hanging)
-                past.is_announced |= announced
-            case Answer(reply=JoinReply(lineage=lineage)):
-                self._past(lineage)
-                if self._left is not None and group_of(self._left[0]) != group_of(lineage):
-                    self._begin_left()
-            case Answer(reply=RestoreSettled(step=step, tier=tier)) if self._open is not None:
-                self._open.step, self._open.tier, self._open.settled = step, tier, True
-            case HostReported(summary=summary):
-                for trainer in summary.trainers:
-                    past = self._past(trainer.lineage)
-                    past.newest = max(past.newest, trainer.newest_step)
-                    self._close(trainer.lineage, trainer.newest_step, now_s)
-            case _:
-                pass
-
-    def saved(self, intent: Intent, since_s: float | None, now_s: float) -> None:
-        """A step is durable, whose save was under way since then. Of an earlier attempt's save it isn't known when it began."""
-        if since_s is not None and intent.attempt == self._attempt:
-            one = LoggedSave(attempt=self._attempt, step=intent.step, save=str(intent.save), seconds=round(now_s - since_s, 3))
-            self._note("save", f"{_SAVE}{intent.save}", one)
-
-    def _begin_left(self) -> None:
-        """They left because the training had to end, else the run would have been released: another group goes on with it."""
-        if self._left is not None:
-            self._begin_recovery(*self._left)
-            self._left = None
-
-    def _begin_recovery(self, lineage: str, since_s: float) -> None:
-        """These trainers have ended. If a restart had led to them, it has failed, and the next one counts from here."""
-        past = self._past(lineage)
-        if past.has_begun:
-            return
-        past.has_begun = past.has_died = True
-        group, newest = group_of(lineage), past.newest
-        if (before := self._open) is not None:
-            if group == before.group or lineage_order(lineage) < lineage_order(before.lineage):
-                return  # late news of those that are known to have ended, or of those before them
+    def _ended(self, group: str, now_s: float) -> None:
+        """A recovery begins. If a restart had led to this group, it has failed, and the next one counts from here."""
+        past, before = self._pasts.get(group), self._open
+        if past is None or past.has_begun or (before is None and not past.has_joined):
+            return  # the last: the first start has failed, and no group of this run has ended
+        past.has_begun = True
+        since_s, newest = self._machine.joins.gone_s.get(group, now_s), past.newest
+        if before is not None:
             newest = max(newest, before.newest)  # none of these steps has been done again
             self._closed(before, group, since_s, back=False)
-        self._open = _OpenRecovery(lineage=lineage, group=group, since_s=since_s, newest=newest)
+        self._open = _OpenRecovery(group=group, since_s=since_s, newest=newest)
 
-    def _stranger_ended(self, group: str, now_s: float) -> None:
-        """A group has ended that never joined."""
-        self._begin_left()
-        before = self._open
-        if before is None:
+    def _goes_on(self, group: Group, now_s: float) -> None:
+        """A recovery ends with the first new step of the next worker group."""
+        past, before, restored = self._joined(group.name), self._open, group.restored
+        past.newest = max(past.newest, group.newest)
+        if before is None or past.has_begun:
             return
-        self._closed(before, group, now_s, back=False)
-        self._open = _OpenRecovery(lineage=before.lineage, group=group, since_s=now_s, newest=before.newest)
-
-    def _close(self, lineage: str, newest_step: int, now_s: float) -> None:
-        """A recovery ends with the first new step of a living worker group, which is a newer one."""
-        past, before = self._past(lineage), self._open
-        if before is None or not before.settled or past.has_died or newest_step <= before.step:
-            return
-        if lineage_order(lineage) < lineage_order(before.lineage):
-            return
-        self._closed(before, group_of(lineage), now_s, back=True)
-        self._open = None
+        before.restored = restored
+        if restored is not None and group.newest > restored.step:
+            self._closed(before, group.name, now_s, back=True)
+            self._open = None
 
     def _closed(self, ended: _OpenRecovery, group: str, now_s: float, *, back: bool) -> None:
+        past, restored = self._pasts.get(ended.group), ended.restored
+        step = -1 if restored is None else restored.step
         recovery = LoggedRecovery(
             attempt=self._attempt,
             group=group,
-            cause=self._cause(ended),
-            step=ended.step,
-            tier=ended.tier,
+            cause="" if past is None else cause_of(past.ends.in_order, is_all=not past.has_joined),
+            step=step,
+            tier="" if restored is None else restored.tier,
             seconds=round(max(0.0, now_s - ended.since_s), 3),
-            steps_repeated=max(0, ended.newest - ended.step) if back else 0,
+            steps_repeated=max(0, ended.newest - step) if back else 0,
             back=back,
         )
         self.recoveries.append(recovery)
@@ -266,6 +225,12 @@ class Ledger:
         else:
             logger.info("%s; the next group ended before a new step, after %.1f s", recovery.cause, recovery.seconds)
         self._note("recovery", f"{len(self.recoveries):04d}", recovery)
+
+    def saved(self, intent: Intent, since_s: float | None, now_s: float) -> None:
+        """A step is durable, whose save was under way since then. Of an earlier attempt's save it isn't known when it began."""
+        if since_s is not None and intent.attempt == self._attempt:
+            one = LoggedSave(attempt=self._attempt, step=intent.step, save=str(intent.save), seconds=round(now_s - since_s, 3))
+            self._note("save", f"{_SAVE}{intent.save}", one)
 
     def _note(self, kind: str, name: str, what: LoggedRecovery | LoggedSave) -> None:
         """On a thread of its own: a slow storage must not delay the Coordinator, and no call waits

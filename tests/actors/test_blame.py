@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import sys
 import threading
@@ -14,22 +15,11 @@ import pytest
 
 import raystate
 from raystate.actors.blame import check_sendable, pickles_anywhere, raised, unpacked
-from raystate.core.formats.messages import (
-    Answer,
-    Ask,
-    EndTrainers,
-    HostId,
-    HostReported,
-    HostSummary,
-    Joined,
-    JoinReply,
-    RestoreSettled,
-    TrainerExited,
-    TrainerWord,
-)
+from raystate.core.formats.messages import HostId, RestoreChoice, RestoreTried, TrainerExited
 from raystate.runtime.ends import End, Ends, cause_of, first_to_fail, is_collateral
 from raystate.runtime.ledger import REMEMBERED_GROUPS, Ledger, read_ledger
 from raystate.storage.objects import ObjectStorage
+from tests.core.driver import AB, Driver
 
 
 def died(rank: int) -> End:
@@ -180,125 +170,129 @@ def test_what_no_restart_can_help_comes_first_and_then_what_was_asked_for():
 
 # ---------------------------------------------------------------- the ledger
 
-HOSTS = {0: HostId("h0"), 1: HostId("h1")}
 
-
-def recovered(groups: Groups, *between: Any) -> str:
-    """The cause that the ledger gives after a group has trained, ended by `between`, and another has made a step."""
-    groups.join(1, 0.0)
-    groups.train(1, 5, 2.0)
-    for one in between:
-        groups.ledger.observe(one, 0.5)
-    groups.join(2, 1.0)
-    groups.restore(5, 1.0)
-    groups.train(2, 6, 2.0)
-    (recovery,) = groups.ledger.recoveries
-    assert (recovery.group, recovery.step, recovery.tier) == ("g2", 5, "memory")
-    return recovery.cause
-
-
-def exit_of(rank: int, *, was_ended: bool = False) -> TrainerExited:
-    how = "was ended" if was_ended else "died"
-    return TrainerExited(
-        host=HOSTS[rank], lineage="1.2.g1", rank=rank, clean=False, reason=f"trainer rank {rank} {how}", ended=was_ended
-    )
-
-
-def ends_of(ledger: Ledger) -> tuple[End, ...]:
-    return ledger.ends("g1").ends
-
-
-def ledger_of(name: str) -> Ledger:
-    ledger = Ledger(ObjectStorage(f"memory://{name}"))
-    ledger.begin(1)
-    return ledger
-
-
-def test_the_ledger_names_the_rank_that_died():
-    stop = EndTrainers(host=HOSTS[0], lineage="1.2.g1", reason="rank 1 died")
-    assert recovered(Groups("l1"), exit_of(1), stop, exit_of(0, was_ended=True)) == "the process of rank 1 died"
-    groups = Groups("l2")
-    assert recovered(groups, exit_of(1), exit_of(0)) == "the process of rank 0 died", "jax has ended rank 1"
-    assert [end.rank for end in ends_of(groups.ledger)] == [1, 0]
-    assert groups.ledger.ends("g2").ends == ()
-
-
-def test_who_was_ended_because_a_node_goes_away_has_not_failed():
-    groups = Groups("l6")
-    stop = EndTrainers(host=HOSTS[0], lineage="1.2.g1", reason="the node of rank 1 goes away", announced=True)
-    assert recovered(groups, stop, exit_of(0, was_ended=True), exit_of(1, was_ended=True)) == "trainer rank 0 was ended"
-    assert [end.kind for end in ends_of(groups.ledger)] == ["interrupted", "interrupted"]
-    other = Groups("l7")
-    assert recovered(other, exit_of(1), stop, exit_of(0, was_ended=True)) == "trainer rank 0 was ended", "as its launcher counts it"
-    assert [end.kind for end in ends_of(other.ledger)] == ["died", "interrupted"]
-
-
-def test_what_only_the_launcher_has_seen_counts_too():
-    groups = Groups("l3")
-    groups.join(1, 0.0)
-    groups.ledger.seen("g1", [raised(1, KeyError("k"))], 0.4)  # outside of its StateManager
-    assert recovered(groups, exit_of(0)) == "rank 1 raised KeyError: 'k'"
-
-
-def test_an_exception_is_told_before_the_exit():
-    groups = Groups("l4")
-    groups.ledger.raised("1.2.g1", raised(1, KeyError("k")))
-    assert recovered(groups, exit_of(1), exit_of(0, was_ended=True)) == "rank 1 raised KeyError: 'k'"
-
-
-# ---------------------------------------------------------------- restarts that fail
-
-
-class Groups:
-    """Worker groups of two ranks that come and go, as the Coordinator hears of them."""
+class Groups(Driver):
+    """Worker groups of two ranks, each on a host of its own, that come and go; and the ledger that looks on."""
 
     def __init__(self, name: str):
-        self.ledger = ledger_of(name)
+        super().__init__()
+        self.ledger = Ledger(ObjectStorage(f"memory://{name}"), self.core)
+        self.ledger.begin(1)
 
-    def join(self, number: int, now_s: float) -> None:
-        for rank, host in HOSTS.items():
-            ask = Ask(f"{number}{rank}")
-            self.ledger.observe(Joined(ask=ask, group=f"g{number}", rank=rank, world=2, host=host), now_s)
-            reply = JoinReply(lineage=f"1.{2 * number - 1}.g{number}", attempt=1, host_count=len(HOSTS), newest_step=-1)
-            self.ledger.observe(Answer(ask=ask, reply=reply), now_s)
+    def send(self, event: Any) -> list[Any]:
+        commands = super().send(event)
+        if "ledger" in vars(self):
+            self.ledger.look(event, self.now_s)
+        return commands
 
-    def restore(self, step: int, now_s: float) -> None:
-        self.ledger.observe(Answer(ask=Ask("r"), reply=RestoreSettled(step=step, tier="memory")), now_s)
+    def try_of(self, choice: RestoreChoice, rank: int, **more: Any) -> RestoreTried:
+        return super().try_of(choice, rank, tier="memory", **more)
 
-    def train(self, number: int, step: int, now_s: float) -> None:
-        seen = TrainerWord(rank=0, world=2, lineage=f"1.{2 * number}.g{number}", newest_step=step)
-        self.ledger.observe(HostReported(summary=HostSummary(host=HOSTS[0], incarnation="i", seq=1, trainers=(seen,))), now_s)
+    def starts(self, number: int, now_s: float, *, restored_s: float | None = None) -> None:
+        """A group joins, and restores, if it gets so far."""
+        self.now_s = now_s
+        self.join(AB, f"g{number}")
+        if restored_s is not None:
+            self.now_s = restored_s
+            self.restore()
 
-    def end(self, number: int, rank: int, now_s: float, *, clean: bool = False) -> None:
-        text = f"g{number}: rank {rank} {'left' if clean else 'died'}"
-        lineage = f"1.{2 * number}.g{number}"
-        self.ledger.observe(TrainerExited(host=HOSTS[rank], lineage=lineage, rank=rank, clean=clean, reason=text), now_s)
+    def steps(self, step: int, now_s: float) -> None:
+        """Each rank has made it."""
+        self.now_s = now_s
+        self.say(step)
+
+    def end(self, rank: int, now_s: float, **more: Any) -> None:
+        self.now_s = now_s
+        self.seen[self.host_of[rank]] = []
+        self.exits(rank, **more)
 
     def told(self) -> list[tuple[str, str, float, int, bool]]:
         """(the group, why the one before it ended, seconds, steps repeated, whether it came back) of each restart."""
         return [(one.group, one.cause, one.seconds, one.steps_repeated, one.back) for one in self.ledger.recoveries]
 
+    @property
+    def kinds(self) -> list[tuple[int, str]]:
+        """Of the ends of the first group."""
+        return [(end.rank, end.kind) for end in self.ledger.ends("g1").ends]
+
+
+def trained(name: str) -> Groups:
+    """Group 1 has step 5 in memory, and has made step 7."""
+    groups = Groups(name)
+    groups.starts(1, 0.0, restored_s=0.0)
+    groups.stage(5)
+    groups.steps(7, 9.0)
+    return groups
+
 
 def trained_and_died(name: str) -> Groups:
-    """Group 1 reaches step 7, and dies at 10 s."""
-    groups = Groups(name)
-    groups.join(1, 0.0)
-    groups.train(1, 7, 9.0)
-    groups.end(1, 1, 10.0)
-    groups.end(1, 0, 10.5)
+    """The same, and it dies at 10 s."""
+    groups = trained(name)
+    groups.end(1, 10.0)
+    groups.end(0, 10.5)
     return groups
+
+
+def cause(groups: Groups) -> str:
+    """What the ledger gives after another group has made a step."""
+    groups.starts(2, 12.0, restored_s=13.0)
+    groups.steps(6, 15.0)
+    (recovery,) = groups.ledger.recoveries
+    assert (recovery.group, recovery.step, recovery.tier) == ("g2", 5, "memory")
+    return recovery.cause
+
+
+def test_the_ledger_names_the_rank_that_died():
+    groups = trained("l1")
+    groups.end(1, 10.0)
+    groups.end(0, 10.5, ended=True)
+    assert cause(groups) == "the process of rank 1 died"
+    groups = trained_and_died("l2")
+    assert cause(groups) == "the process of rank 0 died", "jax has ended rank 1"
+    assert groups.kinds == [(1, "died"), (0, "died")]
+    assert groups.ledger.ends("g2").ends == ()
+
+
+def test_who_was_ended_because_a_node_goes_away_has_not_failed():
+    groups = trained("l6")
+    groups.core.joins.end("the node of rank 1 goes away", announced=True)
+    for rank in (0, 1):
+        groups.end(rank, 10.0, ended=True, reason=f"trainer rank {rank} was ended")
+    assert groups.kinds == [(0, "interrupted"), (1, "interrupted")]
+    assert cause(groups) == "trainer rank 0 was ended"
+    other = trained("l7")
+    other.core.joins.end("the node of rank 1 goes away", announced=True)
+    other.end(1, 10.0)
+    other.end(0, 10.0, ended=True, reason="trainer rank 0 was ended")
+    assert other.kinds == [(1, "died"), (0, "interrupted")]
+    assert cause(other) == "trainer rank 0 was ended", "as its launcher counts it"
+
+
+def test_what_only_the_launcher_has_seen_counts_too():
+    groups = trained("l3")
+    groups.ledger.seen("g1", [raised(1, KeyError("k"))], 9.5)  # outside of its StateManager
+    groups.end(0, 10.0)
+    assert cause(groups) == "rank 1 raised KeyError: 'k'"
+
+
+def test_an_exception_is_told_before_the_exit():
+    groups = trained("l4")
+    groups.ledger.raised(groups.lineage, raised(1, KeyError("k")))
+    groups.end(1, 10.0)
+    groups.end(0, 10.0, ended=True)
+    assert cause(groups) == "rank 1 raised KeyError: 'k'"
+
+
+# ---------------------------------------------------------------- restarts that fail
 
 
 def test_each_restart_counts_from_the_end_that_led_to_it() -> None:
     groups = trained_and_died("r1")
-    groups.join(2, 12.0)
-    groups.restore(5, 13.0)
-    groups.end(2, 1, 15.0)
-    groups.end(2, 0, 15.5)
-    groups.join(3, 17.0)
-    groups.train(3, 5, 17.5)
-    groups.restore(5, 18.0)
-    groups.train(3, 6, 19.0)
+    groups.starts(2, 12.0, restored_s=13.0)
+    groups.end(1, 15.0)
+    groups.end(0, 15.5)
+    groups.starts(3, 17.0, restored_s=18.0)
+    groups.steps(6, 19.0)
     assert groups.told() == [
         ("g2", "the process of rank 0 died", 5.0, 0, False),
         ("g3", "the process of rank 0 died", 4.0, 2, True),
@@ -314,92 +308,112 @@ def test_a_restart_that_ends_before_it_has_joined_is_one_too() -> None:
     groups.ledger.seen("g2", [End(rank=-1, kind="raised", reason="the workers could not be started")], 14.0)
     told = groups.ledger.ends("g2")
     assert (told.has_joined, told.is_all) == (False, True)
-    groups.join(3, 16.0)
-    groups.restore(7, 17.0)
-    groups.train(3, 8, 19.0)
+    groups.starts(3, 16.0, restored_s=17.0)
+    groups.steps(8, 19.0)
     assert groups.told() == [
         ("g2", "the process of rank 0 died", 4.0, 0, False),
-        ("g3", "the workers could not be started", 5.0, 0, True),
+        ("g3", "the workers could not be started", 5.0, 2, True),
     ]
     assert (groups.ledger.recoveries[0].step, groups.ledger.recoveries[0].tier) == (-1, "")
 
 
+def test_a_first_start_that_failed_is_no_end_of_the_run() -> None:
+    groups = Groups("r8")
+    groups.ledger.seen("g1", [raised(0, OSError("no data"))], 1.0)
+    groups.starts(2, 2.0, restored_s=2.0)
+    groups.steps(1, 3.0)
+    assert groups.told() == []
+
+
 def test_a_restart_that_is_interrupted_before_a_new_step() -> None:
     groups = trained_and_died("r3")
-    groups.join(2, 12.0)
-    groups.restore(7, 13.0)
-    groups.end(2, 0, 14.0, clean=True)
-    groups.end(2, 1, 14.5, clean=True)
+    groups.starts(2, 12.0, restored_s=13.0)
+    for rank in (0, 1):
+        groups.end(rank, 14.0 + rank / 2, clean=True)
     groups.ledger.seen("g2", [raised(rank, raystate.Interrupted("the node of rank 1 goes away")) for rank in (0, 1)], 14.6)
-    groups.join(3, 17.0)
-    groups.restore(7, 18.0)
-    groups.train(3, 8, 20.0)
+    groups.starts(3, 17.0, restored_s=18.0)
+    groups.steps(8, 20.0)
     assert groups.told() == [
         ("g2", "the process of rank 0 died", 4.0, 0, False),
-        ("g3", "the node of rank 1 goes away", 6.0, 0, True),
+        ("g3", "the node of rank 1 goes away", 6.0, 2, True),
     ]
+
+
+def test_trainers_that_leave_and_come_back_are_a_restart_and_those_that_leave_for_good_are_none() -> None:
+    groups = trained("r9")
+    for rank in (0, 1):
+        groups.end(rank, 10.0 + rank, clean=True)
+    assert groups.ledger._open is None, "another group may come, or none"
+    groups.starts(2, 12.0, restored_s=12.0)
+    groups.release()
+    groups.tick()
+    groups.end(0, 13.0, ended=True)
+    assert groups.told() == []
+    assert groups.ledger._open is not None and groups.ledger._open.since_s == 10.0
 
 
 def test_late_news_of_an_end_begins_no_restart() -> None:
     groups = trained_and_died("r4")
     groups.ledger.seen("g2", [raised(0, KeyError())], 12.0)  # faster than its own Joined
-    groups.join(2, 12.1)
-    groups.end(2, 0, 12.2)
-    groups.end(1, 0, 12.3, clean=True)
-    groups.join(3, 13.0)
-    groups.restore(7, 14.0)
-    groups.train(3, 8, 15.0)
-    groups.end(2, 1, 16.0)
-    assert groups.told() == [("g2", "the process of rank 0 died", 2.0, 0, False), ("g3", "rank 0 raised KeyError", 3.0, 0, True)]
+    groups.starts(2, 12.1, restored_s=12.1)
+    groups.steps(6, 12.1)
+    groups.end(0, 12.2)
+    groups.send(TrainerExited(host=HostId("a"), lineage="1.2.g1", rank=0, clean=True, reason="left"))
+    groups.starts(3, 13.0, restored_s=14.0)
+    groups.steps(8, 15.0)
+    groups.send(TrainerExited(host=HostId("b"), lineage="1.3.g2", rank=1, clean=False, reason="died"))
+    assert groups.told() == [("g2", "the process of rank 0 died", 2.0, 0, False), ("g3", "rank 0 raised KeyError", 3.0, 2, True)]
+
+
+def test_a_coordinator_that_is_new_in_the_midst_of_a_recovery_begins_it_with_the_ends_that_are_told_again() -> None:
+    groups = Groups("r10")
+    for rank, host in enumerate(AB):
+        groups.send(TrainerExited(host=HostId(host), lineage="0.2.g1", rank=rank, clean=False, reason="died", ended=rank == 0))
+    groups.starts(2, 102.0, restored_s=103.0)
+    groups.steps(1, 104.0)
+    assert groups.told() == [("g2", "the process of rank 1 died", 4.0, 0, True)]
 
 
 def test_a_rank_that_its_launcher_ends_has_not_died_whichever_news_is_faster() -> None:
-    groups = Groups("r5")
-    groups.join(1, 0.0)
-    groups.train(1, 7, 9.0)
+    groups = trained("r5")
     groups.ledger.seen("g1", [missing(1)], 9.9)
     assert not groups.ledger.ends("g1").is_all
     groups.ledger.sweeps("g1")
-    groups.end(1, 0, 10.0)
-    groups.end(1, 1, 10.5)
-    assert [(end.rank, end.kind) for end in ends_of(groups.ledger)] == [(0, "ended"), (1, "died")]
+    groups.end(0, 10.0)
+    groups.end(1, 10.5)
+    assert groups.kinds == [(0, "ended"), (1, "died")]
     groups.ledger.seen("g1", [missing(1)], 10.6)  # as its launcher asks again
     assert groups.ledger.ends("g1").is_all
-    groups.join(2, 12.0)
-    groups.restore(7, 13.0)
-    groups.train(2, 8, 15.0)
-    assert groups.told() == [("g2", "the process of rank 1 died", 5.0, 0, True)]
+    groups.starts(2, 12.0, restored_s=13.0)
+    groups.steps(8, 15.0)
+    assert groups.told() == [("g2", "the process of rank 1 died", 5.1, 2, True)]
 
 
 def test_ranks_that_hang_are_awaited_until_they_have_said_where_they_are() -> None:
     groups = Groups("r6")
-    groups.join(1, 0.0)
-    groups.train(1, 7, 9.0)
-    for rank, host in HOSTS.items():
-        order = EndTrainers(host=host, lineage="1.2.g1", reason="no step for 30 s", hanging=(rank,))
-        groups.ledger.observe(order, 40.0)
-    for rank, host in HOSTS.items():
+    groups.core.settings = groups.core._context.settings = dataclasses.replace(groups.core.settings, hang_timeout_s=30.0)
+    groups.starts(1, 0.0, restored_s=0.0)
+    groups.steps(7, 9.0)
+    groups.live(700.0)
+    for rank in (0, 1):
         told = groups.ledger.ends("g1")
         assert told.hanging == set(range(rank, 2)) and not told.is_all
-        exited = TrainerExited(host=host, lineage="1.2.g1", rank=rank, clean=False, reason="no step", hung=True, stack=f"at {rank}")
-        groups.ledger.observe(exited, 41.0)
+        groups.exits(rank, reason="no step", hung=True, stack=f"at {rank}")
     assert groups.ledger.ends("g1").is_all
-    assert [(end.kind, end.traceback) for end in ends_of(groups.ledger)] == [("hung", "at 0"), ("hung", "at 1")]
+    assert [(end.kind, end.traceback) for end in groups.ledger.ends("g1").ends] == [("hung", "at 0"), ("hung", "at 1")]
 
 
 def test_what_a_group_of_long_ago_does_is_no_recovery_and_its_facts_are_forgotten() -> None:
     groups = Groups("r7")
     for number in range(1, 31):
-        groups.join(number, 10.0 * number)
-        groups.restore(number, 10.0 * number)
-        groups.train(number, number + 1, 10.0 * number + 1)
-        groups.end(number, 0, 10.0 * number + 2)
+        groups.starts(number, 10.0 * number, restored_s=10.0 * number)
+        groups.stage(number)
+        groups.end(0, 10.0 * number + 2)
         groups.ledger.seen(f"g{number}", [missing(0)], 10.0 * number + 3)
-    groups.join(31, 310.0)
-    groups.restore(31, 310.0)
-    groups.train(1, 99, 311.0)  # a node that was cut off
+    groups.starts(31, 310.0, restored_s=310.0)
+    groups.send(TrainerExited(host=HostId("a"), lineage="1.2.g1", rank=0, clean=False, reason="died"))  # a node that was cut off
     assert [one.group for one in groups.ledger.recoveries] == [f"g{number}" for number in range(2, 31)]
-    groups.train(31, 32, 312.0)
+    groups.steps(32, 312.0)
     assert groups.told()[-1] == ("g31", "the process of rank 0 died", 10.0, 0, True)
     kept = [one for one in vars(groups.ledger).values() if isinstance(one, dict | set)]
     assert all(len(one) <= REMEMBERED_GROUPS for one in kept)

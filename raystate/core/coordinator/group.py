@@ -11,7 +11,7 @@ from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.formats.commands import EndTrainers
 from raystate.core.formats.events import Joined, TrainerExited
 from raystate.core.formats.names import Ask, HostId, Lineage, SnapshotId, group_of, lineage_order
-from raystate.core.formats.replies import JoinReply
+from raystate.core.formats.replies import JoinReply, RestoreSettled
 from raystate.core.formats.reports import TrainerWord
 from raystate.core.formats.texts import counted
 from raystate.waits import RETRY_FIRST_S
@@ -28,7 +28,10 @@ class Group:
     adopted: bool  # an earlier attempt drew its lineage
     alive: bool = True
     why_ended: str = ""
+    announced: bool = False  # it has ended as a node goes away
+    hanging: frozenset[int] = frozenset()  # ranks whose hosts were asked to end them for it
     decided: bool = False  # it has restored, or has shown that it doesn't
+    restored: RestoreSettled | None = None  # what it has restored in this lineage
     restoring: bool = False  # its ranks read what was chosen: they make no steps
     seen: dict[int, TrainerWord] = field(default_factory=dict[int, TrainerWord])  # by rank
     left: set[int] = field(default_factory=set[int])  # ranks that have gone on purpose
@@ -77,7 +80,8 @@ class Joins:
         self.memory = memory
         self.journal = journal
         self.group: Group | None = None
-        self.ended: dict[str, str] = {}  # worker group -> why
+        self.ended: dict[str, str] = {}  # worker group -> why, the newest end last
+        self.gone_s: dict[str, float] = {}  # worker group -> when the first of its trainers ended, also one that left
         self.newest = -1  # step that a rank has saved since the last rollback
         self.joined_s = float("-inf")  # when a rank last asked to join
         self.heard_s = float("-inf")  # when something was last heard of a trainer, the news of its end included
@@ -328,6 +332,7 @@ class Joins:
         """A trainer's process is gone: unless it left on purpose, its group cannot go on."""
         name, group = group_of(event.lineage), self.group
         self.heard_s = self.context.now_s
+        self.gone_s.setdefault(name, self.context.now_s)
         self.memory.exited(event)
         if event.clean and group is not None and group.name == name:
             group.left.add(event.rank)
@@ -348,7 +353,7 @@ class Joins:
         if group is None or not group.alive:
             return
         group.alive = False
-        group.why_ended = why
+        group.why_ended, group.announced = why, announced
         self.ended[group.name] = why
         self.context.log("warning", f"lineage {group.lineage} has ended: {why}")
         for host in sorted(set(group.hosts.values())):

@@ -157,6 +157,7 @@ class Laggards:
         if now_s - self._sent_s < RETRY_FIRST_S:
             return
         self._sent_s = now_s
+        group.hanging |= frozenset(hanging)
         by_host: dict[HostId, list[int]] = {}
         for rank in hanging:
             by_host.setdefault(group.hosts[rank], []).append(rank)

@@ -344,6 +344,7 @@ class Restores:
             durable_step=self.journal.durable_step,
             advice=(self.context.attempt, self.memory.advice_seq),
         )
+        group.restored = settled
         for ask in self._asks.everybody():
             self.context.answer(ask, settled)
         what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"  # which was said
