@@ -27,12 +27,12 @@ from raystate.actors.reporting import RunReport, answers_within_s, record_folder
 from raystate.actors.restarted import begin, is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.config import StateConfig
-from raystate.core.coordinator.status import Presence, presence_of, status_of
+from raystate.core.coordinator.status import status_of
+from raystate.core.coordinator.tenancy import Occupancy, Owner, Presence, admit, in_use, occupancy, presence_of
 from raystate.core.formats.errors import RunInUseError
 from raystate.core.formats.messages import Event, Failure, HostId, Joined, JoinReply, ReleaseAsked, Reply, TrainerExited
 from raystate.runtime.ends import End, Told
 from raystate.runtime.one_storage import Claim
-from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
 from raystate.waits import AGAIN_S, ANSWER_S, COORDINATOR_STARTS_S, GOODBYE_S, QUICK_ANSWER_S, RETRY_LAST_S, SOON_S
 
 if TYPE_CHECKING:

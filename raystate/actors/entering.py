@@ -21,11 +21,11 @@ from raystate.actors.places import refused
 from raystate.actors.release import release_by_hash
 from raystate.actors.reporting import answers_within_s
 from raystate.config import StateConfig
+from raystate.core.coordinator.tenancy import Owner, told_differences
 from raystate.core.formats.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
 from raystate.core.formats.messages import Failure, HostId
 from raystate.runtime.one_storage import sees
 from raystate.runtime.slow import load, told_if_slow
-from raystate.runtime.tenancy import Owner, told_differences
 from raystate.storage import run_hash as hash_of
 from raystate.waits import AGAIN_S, QUICK_ANSWER_S
 

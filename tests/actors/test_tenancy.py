@@ -19,7 +19,17 @@ import raystate
 from raystate.actors.coordinator import CoordinatorActor
 from raystate.actors.kept import check_travels
 from raystate.core.coordinator.machine import Coordinator
-from raystate.core.coordinator.status import Presence, presence_of
+from raystate.core.coordinator.tenancy import (
+    Admission,
+    Owner,
+    Presence,
+    admit,
+    differences,
+    in_use,
+    occupancy,
+    presence_of,
+    told_differences,
+)
 from raystate.core.formats.log import claim_entry
 from raystate.core.formats.messages import (
     Answer,
@@ -39,7 +49,6 @@ from raystate.core.formats.messages import (
     TrainerExited,
     TrainerWord,
 )
-from raystate.runtime.tenancy import Admission, Owner, admit, differences, in_use, occupancy, told_differences
 
 HOST = HostId("a" * 56)
 SCRIPT = Owner(job_id="01", node=HOST, launch="script", pid=7)

@@ -1,4 +1,4 @@
-"""What a run is doing, and which trainers are there, as values: for `raystate status`, and for who may use the run."""
+"""What a run is doing, as values: for `raystate status`, and for the lines on what takes long."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.coordinator.memory import HostView
-from raystate.core.formats.names import HostId
-from raystate.waits import CONNECT_S, HEARD_S, STARTS_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,56 +56,6 @@ class UnderWay:
     of: str
     step: int
     tier: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Presence:
-    """Which trainers of the run are there, as far as its Coordinator has heard. Before it owns the run: none.
-
-    Attributes:
-        alive: one is, or has joined and is about to connect to its HostActor.
-        hosts: those whose last reports list trainers; they may be older than the question.
-        leaving: trainers are closing their managers.
-        joined_s: when one last asked to join, on the machine's clock.
-        heard_s: when something was last heard of one, the news of its end included.
-        held_step: the newest step in a host's memory; -1: none.
-        durable_step: -1: none.
-    """
-
-    alive: bool = False
-    hosts: tuple[HostId, ...] = ()
-    leaving: bool = False
-    joined_s: float = float("-inf")
-    heard_s: float = float("-inf")
-    held_step: int = -1
-    durable_step: int = -1
-
-
-def presence_of(machine: Coordinator, now_s: float) -> Presence:
-    """What decides who may use the run (`runtime.tenancy`)."""
-    joins, views = machine.joins, machine.memory.views
-    listing = [view for view in views if view.trainers]
-    # One that waits for the other ranks connects to its HostActor only afterwards.
-    waits = joins.is_joining and now_s - joins.joined_s < STARTS_S
-    return Presence(
-        alive=waits or any(now_s - view.heard_s < HEARD_S for view in listing) or _may_connect(machine, now_s),
-        hosts=tuple(view.host for view in listing),
-        leaving=machine.leaving.phase != "open",
-        joined_s=joins.joined_s,
-        heard_s=joins.heard_s,
-        held_step=max((one.step for one in machine.memory.snaps), default=-1),
-        durable_step=machine.journal.durable_step,
-    )
-
-
-def _may_connect(machine: Coordinator, now_s: float) -> bool:
-    """Whether a rank has joined that no host has listed yet, by reports that may be from before it connects."""
-    group, hosts = machine.joins.group, machine.memory.hosts
-    if group is None or not group.alive or now_s - group.first_s >= STARTS_S:
-        return False
-    unseen = {host for rank, host in group.hosts.items() if rank not in group.seen and rank not in group.left}
-    views = (hosts.get(host) for host in unseen)
-    return any(view is None or (view.up and view.heard_s - group.first_s < CONNECT_S) for view in views)
 
 
 def under_way(machine: Coordinator) -> list[UnderWay]:
