@@ -91,7 +91,8 @@ def not_a_value(leaf: Any) -> str:
     if callable(leaf):
         name = getattr(leaf, "__qualname__", None) or getattr(leaf, "__name__", None) or type(leaf).__qualname__
         return (
-            f"it is the function {name}, which no checkpoint holds: leave it out of the tree, with Equinox by "
+            f"it is the function {name}, which no checkpoint holds. If it makes the state, give jax.eval_shape of it; "
+            "else leave it out of the tree, with Equinox by "
             "`eqx.filter(tree, eqx.is_array)`, and put it back after the restore by `eqx.combine(restored, tree)`"
         )
     return ""

@@ -241,7 +241,8 @@ class Checkpoints:
             )
         there = [info.name for info in self.storage.list(recursive=False)]
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        return f"{url} has no step: expected folders of steps, such as 1200/; there is {', '.join(map(repr, there[:3]))}{more}"
+        shown = ", ".join(map(repr, there[:3]))
+        return f"{url} has no step: expected folders of steps, such as 1200/, with a checkpoint in each; there is {shown}{more}"
 
     def _claimed(self) -> LogEntry | None:
         """The newest entry of the run's log; None: there is none, or it can't be read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import reprlib
 from collections.abc import Callable
 from typing import cast
 
@@ -41,7 +42,10 @@ def canonical_url(url: StorageUrl) -> str:
                 f"storage: expected a URL, a directory or a PathLike, not a {type(url).__name__}; did you mean its storage, {inner!r}?",
                 field="storage",
             ) from None
-        raise _bad(url, "expected a URL, a directory or a PathLike") from None
+        tree_first = "; the path comes before the tree: save(path, tree)" if isinstance(url, dict | list | tuple) else ""
+        # Shortened: who gives the tree in the place of the path would get all of its arrays.
+        text = f"storage: {reprlib.repr(url)} is not usable: expected a URL, a directory or a PathLike{tree_first}"
+        raise ConfigError(text, field="storage", got=reprlib.repr(url)) from None
     if not isinstance(text, str):
         raise _bad(url, "expected text, not bytes")
     if not text.strip():

@@ -293,7 +293,7 @@ def test_what_is_no_run_is_not_looked_after(raystate: Command, tmp_path: Path) -
     assert "there is no .raystate/ in it, which every run has" in complaint
     code, _, complaint = raystate("ls", str(tmp_path))
     assert code == 2
-    assert "expected folders of steps, such as 1200/; there is 'notes.txt'" in complaint
+    assert "expected folders of steps, such as 1200/, with a checkpoint in each; there is 'notes.txt'" in complaint
 
 
 def test_an_attempt_that_never_was_is_not_taken_for_dead(raystate: Command, run: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import pathlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +76,13 @@ def test_unusable(url: object, part: str):
             call(url)  # type: ignore[arg-type]
         assert part in caught.value.message
         assert caught.value.field == "storage"
+
+
+def test_a_tree_in_the_place_of_the_path_is_not_printed():
+    tree = {f"layer{number}": np.ones((100, 100)) for number in range(200)}
+    with pytest.raises(ConfigError, match="the path comes before the tree") as caught:
+        canonical_url(tree)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 400
 
 
 @given(st.text(max_size=30))
