@@ -204,7 +204,7 @@ class Ledger:
 
     def _closed(self, ended: _OpenRecovery, group: str, now_s: float, *, back: bool) -> None:
         past, restored = self._pasts.get(ended.group), ended.restored
-        step = -1 if restored is None else restored.step
+        step = -1 if restored is None else max(0, restored.step)  # none is restored where the run had none: 0 are completed
         recovery = LoggedRecovery(
             attempt=self._attempt,
             group=group,

@@ -325,6 +325,17 @@ def test_a_first_start_that_failed_is_no_end_of_the_run() -> None:
     assert groups.told() == []
 
 
+def test_a_restart_with_nothing_to_restore_goes_on_from_step_0() -> None:
+    groups = Groups("r9")
+    groups.starts(1, 0.0, restored_s=0.0)
+    groups.steps(3, 9.0)
+    groups.end(1, 10.0)
+    groups.end(0, 10.5)
+    groups.starts(2, 12.0, restored_s=13.0)
+    groups.steps(1, 14.0)
+    assert [(one.step, one.steps_repeated) for one in groups.ledger.recoveries] == [(0, 3)]
+
+
 def test_a_restart_that_is_interrupted_before_a_new_step() -> None:
     groups = trained_and_died("r3")
     groups.starts(2, 12.0, restored_s=13.0)
