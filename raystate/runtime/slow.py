@@ -6,31 +6,41 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 
-from raystate.waits import TOLD_AFTER_S
+from raystate.waits import SAID_AGAIN_S, TOLD_AFTER_S
 
 logger = logging.getLogger(__name__)
 
 
 class SlowLine:
-    """A line that is told only if what it says takes long."""
+    """A line that is told only if what it says takes long; then once a minute, with the seconds."""
 
     def __init__(self) -> None:
-        self._timer: threading.Timer | None = None
+        self._ended: threading.Event | None = None  # of the line that waits; None: it can be pickled
 
     def begin(self, text: str, *, at_once: bool = False) -> None:
         """Tell it, unless `end` is called soon."""
         self.end()
-        self._timer = threading.Timer(0.0 if at_once else TOLD_AFTER_S, logger.warning, ("%s", text))
-        self._timer.daemon = True
-        self._timer.start()
+        self._ended = threading.Event()
+        arguments = (text, 0.0 if at_once else TOLD_AFTER_S, self._ended)
+        threading.Thread(target=_tell, args=arguments, name="raystate-slow", daemon=True).start()
 
     def end(self) -> None:
         """It is over."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
+
+
+def _tell(text: str, after_s: float, ended: threading.Event) -> None:
+    began_s = time.monotonic()
+    if ended.wait(after_s):
+        return
+    logger.warning("%s", text)
+    while not ended.wait(SAID_AGAIN_S):
+        logger.warning("%s (for %.0f s)", text, time.monotonic() - began_s)
 
 
 @contextlib.contextmanager

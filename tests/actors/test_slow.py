@@ -1,0 +1,46 @@
+"""The line that is told where something takes long."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+
+import pytest
+
+from raystate.runtime import slow
+from tests.patience import PATIENCE_S
+
+
+def test_it_is_said_again_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(slow, "SAID_AGAIN_S", 0.01)
+    said, third = list[str](), threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            if len(said) == 3:
+                third.set()
+
+    listener = Listener()
+    slow.logger.addHandler(listener)
+    before = set(threading.enumerate())
+    try:
+        with slow.told_if_slow("waits for the Coordinator"):
+            assert third.wait(PATIENCE_S)
+            (teller,) = set(threading.enumerate()) - before
+        teller.join(PATIENCE_S)
+        assert not teller.is_alive()
+    finally:
+        slow.logger.removeHandler(listener)
+    assert said[0] == "waits for the Coordinator"
+    assert all(line.startswith("waits for the Coordinator (for ") for line in said[1:])
+
+
+def test_what_ends_soon_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    line = slow.SlowLine()
+    line.begin("waits")
+    line.end()
+    assert caplog.text == ""
+    pickle.dumps(line)
