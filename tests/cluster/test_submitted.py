@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import raystate
@@ -44,8 +45,11 @@ def test_the_documented_line_resumes_from_any_folder_after_an_edit(tmp_path: Pat
         "HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+    # Ray tells a job's driver the address that it finds in this folder. In the common one a cluster of another test, which begins or
+    # ends at this moment, has left its own, or none. A socket's path has room for few letters.
+    ray_files = tempfile.mkdtemp(prefix="rs-")
     cluster = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER], cwd=elsewhere, env={**environment, "PYTHONPATH": str(REPO)},
+        [sys.executable, "-c", CLUSTER], cwd=elsewhere, env={**environment, "PYTHONPATH": str(REPO), "RAY_TMPDIR": ray_files},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert cluster.stdin is not None and cluster.stdout is not None
@@ -69,6 +73,7 @@ def test_the_documented_line_resumes_from_any_folder_after_an_edit(tmp_path: Pat
         cluster.stdin.close()
         cluster.wait(PATIENCE_S)
         cluster.stdout.close()
+        shutil.rmtree(ray_files, ignore_errors=True)
     storage = home / "runs" / "lm_cpu"
     assert raystate.Reader(storage).all_steps() == [2, 3]
     trained = [json.loads(line) for line in events.read_text().splitlines()]
