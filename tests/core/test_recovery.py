@@ -12,6 +12,8 @@ from raystate.core.formats.messages import (
     Append,
     Appended,
     Ask,
+    CarriedOut,
+    CarryOut,
     Failure,
     FlushReply,
     HostId,
@@ -235,6 +237,32 @@ def test_damaged_memory_falls_to_storage_and_damaged_storage_is_set_aside():
     assert [(one.step, one.aside) for one in driver.orders("retire")] == [(4, True)]
     driver.tried(choice)
     assert driver.replies(RestoreSettled)[-1].step == 2
+
+
+class Unpublished(Driver):
+    """Storage takes the log's entries, and publishes nothing yet."""
+
+    def _obey(self, command: Any) -> None:
+        if not isinstance(command, CarryOut):
+            super()._obey(command)
+
+
+def test_a_restored_step_that_is_committed_and_not_visible_yet_is_waited_for():
+    """wait_until_finished() came back before it was durable."""
+    driver = Unpublished()
+    driver.join(AB)
+    driver.restore()
+    driver.stage(1, promised=True)
+    (intent,) = driver.orders("commit")
+    origin, choice = driver.key(1), driver.restore()
+    assert (choice.tier, choice.step) == ("memory", 1)
+    settled = driver.replies(RestoreSettled)[-1]
+    assert (settled.safe, settled.saving) == (False, True)
+    driver.flush(0, origin)
+    assert driver.replies(FlushReply) == []
+    driver.send(CarriedOut(intent=intent))
+    (flushed,) = driver.replies(FlushReply)
+    assert (flushed.durable_step, flushed.errors, flushed.undecided) == (1, (), ())
 
 
 def test_unreachable_storage_is_not_taken_for_damage():

@@ -333,8 +333,9 @@ class Restores:
         origin = choice.snapshot
         tiers = [one.tier for one in self._tried.values()]
         tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
-        durable = choice.tier == "storage" or self.saves.fate(origin)[0] is True
-        saving = not durable and origin in self.saves.jobs
+        fate = self.saves.fate(origin)[0]
+        durable = choice.tier == "storage" or fate is True
+        saving = not durable and (origin in self.saves.jobs or (fate is None and step in self.journal.publishing))
         settled = RestoreSettled(
             step=step,
             tier=tier,
