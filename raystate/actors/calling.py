@@ -67,7 +67,13 @@ def answer_of(answer: Any, timeout_s: float | None = None) -> Any:
     except (RayActorError, GetTimeoutError) as error:
         raise Unreachable(type(error).__name__) from None
     except RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, RaystateError) else error) from None
+        raise own_error(error) or error from None
+
+
+def own_error(error: BaseException) -> RaystateError | None:
+    """The RaystateError that an actor has raised, out of Ray's; None: the call failed in another way."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, RaystateError) else None
 
 
 def future_of(answer: Any) -> Future[Any]:

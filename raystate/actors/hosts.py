@@ -14,12 +14,11 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from raystate.actors.calling import future_of
+from raystate.actors.calling import future_of, own_error
 from raystate.actors.host import create_host
 from raystate.actors.kept import Kept
 from raystate.actors.naming import find_actor, find_hosts, host_name
 from raystate.config import StateConfig
-from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Advice, Copy, EndTrainers, HostId, Invalidate, Write
 from raystate.runtime.link import Unreachable
 from raystate.waits import AGAIN_S, AT_ONCE_S, ENDS_S, HOST_RESTARTS_S, UNFIT_NODE_S
@@ -239,7 +238,6 @@ class RayHosts:
 
 def last_line(error: BaseException) -> str:
     """Why a call failed: raystate's own words, or Ray's on why an actor is dead, whose last line is the exception where it raised."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, RaystateError):
-        return cause.message
+    if (own := own_error(error)) is not None:
+        return own.message
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

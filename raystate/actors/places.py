@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import ray
 from ray.exceptions import RayError
 
+from raystate.actors.calling import own_error
 from raystate.actors.naming import find_actor, host_name
 from raystate.config import StateConfig
-from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Failure, HostId, Joined
 from raystate.runtime.one_storage import Claim, not_one_storage
 
@@ -49,19 +50,21 @@ class Places:
         try:
             return actor is None or await asyncio.wait_for(actor.sees.remote(claim), self._config.start_timeout_s)
         except (RayError, TimeoutError) as error:
-            cause = getattr(error, "cause", None)
-            if not isinstance(cause, RaystateError):
+            own = own_error(error)
+            if own is None:
                 return True
-            text = f"the HostActor of {_told_node(host)} can't begin: {cause.message}"
-            return Failure(error=type(cause).__name__, message=text, details=cause.details)
+            text = f"the HostActor of {_told_nodes([host])[host]} can't begin: {own.message}"
+            return Failure(error=type(own).__name__, message=text, details=own.details)
 
 
 def refused(config: StateConfig, blind: list[HostId], coordinator: str = "") -> Failure:
     """See `not_one_storage`. `coordinator`: its node; "": this one."""
     here = coordinator or ray.get_runtime_context().get_node_id()
-    return not_one_storage(config.storage, {host: _told_node(host) for host in blind}, _told_node(here))
+    told = _told_nodes([*blind, here])
+    return not_one_storage(config.storage, {host: told[host] for host in blind}, told[here])
 
 
-def _told_node(node: str) -> str:
+def _told_nodes(nodes: Iterable[str]) -> dict[str, str]:
+    """How each is named to people."""
     machines = {str(node["NodeID"]): str(node["NodeManagerHostname"]) for node in ray.nodes()}
-    return f"node {node[:8]} ({machines.get(node, 'gone')})"
+    return {node: f"node {node[:8]} ({machines.get(node, 'gone')})" for node in nodes}
