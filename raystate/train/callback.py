@@ -258,6 +258,7 @@ class RayTrainCallback(_Callback):
                 self._release_half_started()
             self._decide(current_state.training_failed_error)
         elif isinstance(current_state, (states.ShuttingDownState, states.ErroredState)):
+            self._slow.end()
             if self._standby is not None:
                 self._standby.drop()
             if isinstance(current_state, states.ErroredState) and not self._returns_outcome:
