@@ -171,9 +171,6 @@ SHARE_WRITTEN_S = 3600.0
 # A test's Cloud Storage, between two changes of one name.
 # Then the second counts as one that a real bucket takes without a refusal.
 NAME_CHANGES_S = 1.0
-# A pin, by the clocks of two machines, wrong time zones included.
-# Then the pin's age is believed.
-CLOCKS_DIFFER_S = 24 * 3600.0
 
 # ---------------------------------------------------------------- files of a host
 

@@ -28,7 +28,7 @@ def gc(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove unfinished saves of crashed attempts, what is left of retired steps, and pins of readers that died days ago.
+    """Remove unfinished saves of crashed attempts, and what is left of retired steps.
 
     It never touches live steps, steps that were set aside, or saves that the newest attempt may still be writing. It is safe beside
     a training.

@@ -108,8 +108,6 @@ def what_happened(event: Event) -> str:
             return f"{who} has moved {done} of {total} bytes"
         case CarriedOut(intent=Intent(kind="commit", step=step), error=error):
             return _outcome(f"step {step} is visible in storage", f"step {step} could not be made visible", error)
-        case CarriedOut(intent=Intent(step=step), pinned=pinned) if pinned:
-            return f"step {step} is not removed: it is pinned ({pinned})"
         case CarriedOut(intent=Intent(step=step), error=error):
             return _outcome(f"the files of step {step} are gone from its place", f"step {step} could not be removed", error)
         case GivenUp(reason=reason):

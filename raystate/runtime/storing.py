@@ -43,7 +43,7 @@ from raystate.runtime.link import Unreachable
 from raystate.runtime.one_storage import Claim
 from raystate.runtime.packaging import Packager
 from raystate.runtime.priority import give_way
-from raystate.storage import LogGoneError, RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
+from raystate.storage import LogGoneError, RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps
 from raystate.storage.foreign import is_run
 from raystate.storage.log_reader import FIRST
 from raystate.storage.names import STATE, package_name
@@ -298,18 +298,13 @@ class Storing:
             logger.warning("run_metadata was not written, the next durable step tries again: %s", error)
 
     def _retire(self, intent: Intent) -> None:
-        error = pinned = ""
+        error = ""
         try:
-            # After the retirement is in the log: a reader that pins the step from now on finds it
-            # there. A damaged step is only moved.
-            self._log.check_newest()  # while the folder is away nothing is pinned, and every step is gone
-            pinned = "" if intent.aside else pinned_steps(self._storage).get(intent.step, "")
-            if not pinned:
-                StepFolder(self._storage, intent.step, intent.save).retire(aside=intent.aside)
-                self._log.check_newest()
+            StepFolder(self._storage, intent.step, intent.save).retire(aside=intent.aside)
+            self._log.check_newest()  # while the folder is away every step is gone
         except Exception as caught:
             error = _outcome(caught)
-        self._post(CarriedOut(intent=intent, error=error, pinned=pinned))
+        self._post(CarriedOut(intent=intent, error=error))
 
     def _wrote_in_vain(self, command: Write | BuildPackage) -> None:
         """If the save was given up meanwhile, its discard has come too early."""

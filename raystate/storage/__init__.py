@@ -8,7 +8,6 @@ from raystate.storage.log import RunLog
 from raystate.storage.log_reader import LogGoneError, LogReader
 from raystate.storage.namings import number_in, step_folders
 from raystate.storage.owner import owner_of
-from raystate.storage.pins import pinned, pinned_steps
 from raystate.storage.placing import new_folder
 from raystate.storage.replacing import put_back, replace_tree
 from raystate.storage.steps import StepFolder, data_objects, find_package, foreign_steps, marked_save, visible_steps
@@ -45,8 +44,6 @@ __all__ = [
     "number_in",
     "open_storage",
     "owner_of",
-    "pinned",
-    "pinned_steps",
     "put_back",
     "refuse_foreign",
     "remove_garbage",

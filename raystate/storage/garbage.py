@@ -25,7 +25,6 @@ from raystate.storage.names import (
     split_saved,
     step_of,
 )
-from raystate.storage.pins import dead_pins
 from raystate.storage.steps import find_package, marked_save, remove_work
 
 
@@ -46,8 +45,8 @@ def find_garbage(
     given_up: Collection[str] = (),
     on_found: Callable[[int], None] = lambda _: None,
 ) -> list[Garbage]:
-    """Work folders, packages and writers' objects of dead saves, unneeded bases of the log, dead
-    pins, and trash.
+    """Work folders, packages and writers' objects of dead saves, unneeded bases of the log, and
+    trash.
 
     A save is dead if its attempt is older than the log's tail, so that nothing can commit it any
     more, and if the tail neither holds it live nor has an intent on it. This is looked up here: so
@@ -83,7 +82,6 @@ def _garbage(storage: Storage, live_saves: Collection[str], given_up: Collection
         if not storage.is_directory:
             yield from _strays(storage, is_dead)
     yield from _self_tests(storage)
-    yield from (_object(info, "a pin that has run out") for info in dead_pins(storage))
     yield from (_folder(storage, info, "was retired") for info in storage.list(TRASH, recursive=False) if info.is_folder)
 
 

@@ -21,7 +21,6 @@ WORK = f"{STATE}/work"
 TRASH = f"{STATE}/trash"
 ASIDE = f"{STATE}/aside"
 DEAD = f"{STATE}/dead"  # attempts whose process is known to be gone, because somebody said so
-PINS = f"{STATE}/pins"
 
 _SAVE = re.compile(r"a(\d+)k[0-9A-Za-z]+")
 _WRITER = re.compile(r"(?:ocdbt\.process_|d/)(a\d+k[0-9a-gi-zA-Z]+)h[0-9a-z]*")

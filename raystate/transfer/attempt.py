@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from raystate.core.formats.entries import LiveStep, LogEntry
 from raystate.core.formats.errors import StaleAttemptError, StorageError
 from raystate.core.formats.log import IntentKey, claim_entry, key_of, live_steps, next_entry, refuse_retire, refuse_save
-from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, foreign_steps, pinned_steps
+from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, foreign_steps
 from raystate.storage.foreign import is_run
 
 _APPEND_TRIES = 5
@@ -56,16 +56,13 @@ class OutsideAttempt:
         self._dead = assumed_dead(storage)
 
     def finish_earlier(self) -> None:
-        """Carry out what earlier attempts have decided, as each claim of a run has to. Pinned steps
-        wait."""
+        """Carry out what earlier attempts have decided, as each claim of a run has to."""
         for intent in self.tail.intents:
             folder = StepFolder(self._storage, intent.step, intent.save)
             if intent.kind == "commit":
                 folder.publish(folder.read_package())
-            elif intent.aside or intent.step not in pinned_steps(self._storage):
-                folder.retire(aside=intent.aside)
             else:
-                continue
+                folder.retire(aside=intent.aside)
             self._carried.add(key_of(intent))
 
     def refuse_save(self, step: int) -> str | None:

@@ -8,7 +8,7 @@ import os
 from raystate.core.formats.entries import DELETE
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
 from raystate.core.formats.log import live_steps
-from raystate.storage import LogReader, StepFolder, Storage, is_missing, pinned_steps, visible_steps, why_empty
+from raystate.storage import LogReader, StepFolder, Storage, is_missing, visible_steps, why_empty
 from raystate.storage.names import LOG, STATE, number_of
 from raystate.transfer.attempt import OutsideAttempt
 
@@ -46,7 +46,7 @@ def remove_step(storage: Storage, step: int) -> None:
 
     Raises:
         StepNotFoundError: there is no such step.
-        StorageError: it is the only one, it is being read, an older attempt may still publish it, or storage failed.
+        StorageError: it is the only one, an older attempt may still publish it, or storage failed.
         CorruptCheckpointError: the log can't be read.
         StaleAttemptError: somebody else has claimed the run meanwhile.
     """
@@ -54,7 +54,6 @@ def remove_step(storage: Storage, step: int) -> None:
     if step not in steps:
         there = ", ".join(map(str, steps)) or "none"
         raise StepNotFoundError(f"{storage.url} has no step {step}; its steps: {there}", step=step, available=list(steps))
-    _refuse_pinned(storage, (step,))
     if len(steps) == 1:
         raise StorageError(f"step {step} is all that {storage.url} has: delete the run, without --step", step=step)
     attempt = OutsideAttempt(storage, "rm")
@@ -76,10 +75,10 @@ def remove_run(storage: Storage) -> tuple[str, ...]:
 
     Raises:
         StepNotFoundError: there is no run.
-        StorageError: a step is being read, or storage failed.
+        StorageError: storage failed.
         StaleAttemptError: somebody else has claimed the run meanwhile.
     """
-    _refuse_pinned(storage, steps_of_run(storage))
+    steps_of_run(storage)  # or there is no run
     # A log that can't be read fences no process off, and lets none go on either.
     with contextlib.suppress(CorruptCheckpointError, ConfigError):
         attempt = OutsideAttempt(storage, "rm")
@@ -96,12 +95,3 @@ def remove_run(storage: Storage) -> tuple[str, ...]:
         with contextlib.suppress(OSError):  # somebody else uses it by now
             os.rmdir(storage.local_path(""))
     return left
-
-
-def _refuse_pinned(storage: Storage, steps: tuple[int, ...]) -> None:
-    pinned = pinned_steps(storage)
-    for step in steps:
-        if step in pinned:
-            raise StorageError(
-                f"step {step} of {storage.url} is being read ({pinned[step]}): wait until it is no longer", step=step
-            )

@@ -8,14 +8,11 @@ from dataclasses import replace
 from raystate.core.formats.entries import MOST_FACTS, Fact, lost_saves
 from raystate.core.formats.log import next_entry
 from raystate.core.formats.messages import (
-    Append,
-    CarriedOut,
     Failure,
     FlushAsked,
     FlushReply,
     HostId,
     HostReported,
-    Intent,
     Invalidate,
     LeaveReply,
     LiveStep,
@@ -257,15 +254,3 @@ def test_every_rank_may_delete_an_old_step():
         driver.delete(1000)
         driver.tick(1.0)
     assert len(driver.replies(FlushReply)) == 2
-
-
-def test_what_was_given_up_is_logged_although_a_removal_waits_for_a_pin():
-    removal = Intent(kind="retire", step=1, save="a1k1", attempt=1, seq=9)
-    driver = Driver(tail=history(3, intents=(removal,)), dead=(1,))
-    driver.auto = False
-    driver.send(CarriedOut(intent=removal, pinned="a reader"))
-    lost = SnapshotId("1.1.x", 2)
-    driver.core.journal.facts.give_up(lost, FULL)
-    for _ in range(20):
-        driver.tick(3.0)
-    assert [[fact.snapshot for fact in one.entry.given_up] for one in driver.take(Append)] == [[lost]]

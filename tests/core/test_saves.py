@@ -311,31 +311,6 @@ def test_hold_rule_refuses_a_step_with_a_strangers_open_retire():
     assert {one.step for one in driver.take(Write)} == {4}
 
 
-def test_a_pinned_step_is_removed_when_its_pin_is_gone():
-    driver = running(keep_last=1)
-    driver.auto = False
-    for step in (1, 2):
-        driver.stage(step, promised=True)
-        driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
-        [publish] = driver.orders("commit")
-        driver.send(CarriedOut(intent=publish))
-    [removal] = driver.orders("retire")
-    assert removal.step == 1
-    driver.send(CarriedOut(intent=removal, pinned="an evaluation on h"))
-    assert driver.core.journal.troubles == [], "nothing has failed"
-    assert driver.core.journal.tail is not None
-    assert [one.step for one in driver.core.journal.tail.live] == [2], "it is decided, only not carried out"
-    assert not driver.core.journal.working, "the end of the run does not wait for it"
-    driver.delete(1)
-    assert driver.replies(Failure)[-1].error == "StepNotFoundError"
-    driver.tick(10.0)
-    assert driver.orders("retire") == []
-    driver.tick(25.0)
-    assert [one.step for one in driver.orders("retire")] == [1]
-    driver.send(CarriedOut(intent=removal))
-    assert driver.core.journal.pinned == {}
-
-
 def test_an_attempt_that_stays_away_for_very_long_is_dead():
     intents = (Intent(kind="retire", step=4, save="a1k4", attempt=1, seq=9),)
     driver = Driver(tail=history(3, intents=intents), assume_dead_after_s=3600.0, idle_timeout_s=1e9)

@@ -169,12 +169,12 @@ def test_who_waits_for_it() -> None:
     assert story_of(5, (flush, ()), (leave, ())) == []
 
 
-def test_a_pin_and_a_line_of_the_log() -> None:
-    pinned = CarriedOut(intent=Intent(kind="retire", step=2, save="a1k1", attempt=1, seq=3), pinned="evaluation on host x")
-    line = Log(level="info", text="step 2 is removed when it is no longer pinned (evaluation on host x)")
+def test_a_removal_and_a_line_of_the_log() -> None:
+    removed = CarriedOut(intent=Intent(kind="retire", step=2, save="a1k1", attempt=1, seq=3))
+    line = Log(level="info", text="step 2 is retired: newer ones are kept")
     other = Log(level="warning", text="step 9 could not be published, unlike step 2")
-    assert story_of(2, (pinned, (line,)), (Appended(seq=9, outcome="ok"), (other,))) == [
-        "step 2 is not removed: it is pinned (evaluation on host x)",
+    assert story_of(2, (removed, (line,)), (Appended(seq=9, outcome="ok"), (other,))) == [
+        "the files of step 2 are gone from its place",
         f"-> {line.text}",
     ]
 

@@ -262,6 +262,6 @@ class Process:
 
     def _heard(self, event: Event) -> None:
         self.news = True
-        if isinstance(event, CarriedOut) and event.intent.kind == "retire" and not (event.error or event.pinned):
+        if isinstance(event, CarriedOut) and event.intent.kind == "retire" and not event.error:
             if event.intent.step in self.machine.journal.retiring:
                 self.witness.heard_gone(event.intent.step, event.intent.save)

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
+from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.log import claim_entry
 from raystate.core.formats.messages import Intent, LiveStep, LogEntry
-from raystate.storage import RunLog, StepFolder, Storage, collect_garbage, find_garbage, pinned, pinned_steps
-from raystate.storage.names import PINS
+from raystate.storage import RunLog, StepFolder, Storage, assume_dead, assumed_dead, collect_garbage
 from raystate.testing.storage.contract import tree
 from tests.storage.backends import a_package
 
@@ -84,20 +86,6 @@ def test_what_is_set_aside_stays_with_its_package(storage: Storage):
     assert folder.read_package().save == "a1k1"
 
 
-def test_a_pin_goes_long_after_it_has_run_out(storage: Storage):
-    run = claim(storage)
-    commit(storage, run, 1, "a1k1")
-    with pinned(storage, 1, "is read"), pinned(storage, 1, "its clock is late", hold_s=-3600.0):
-        storage.create(f"{PINS}/1.unreadable", b"{")
-        storage.create(f"{PINS}/notes.txt", b"{}")
-        before = tree(storage)
-        with pinned(storage, 1, "died last week", hold_s=-7 * 86400.0):
-            assert [one.why for one in find_garbage(storage)] == ["a pin that has run out"]
-            collect_garbage(storage)
-        assert tree(storage) == before
-        assert set(pinned_steps(storage)) == {1}
-
-
 def test_trash_and_temporary_files_go(storage: Storage):
     storage.create(".raystate/trash/10.a1k1.00/f", b"1")
     storage.create(".raystate/events/keep", b"1")
@@ -123,3 +111,24 @@ def test_a_storage_that_stock_orbax_wrote(storage: Storage):
     storage.create("5/commit_success.txt", b"1")
     collect_garbage(storage)
     assert list(tree(storage)) == ["5/commit_success.txt"]
+
+
+def test_a_pins_folder_of_an_older_version_is_left_alone(storage: Storage):
+    run = claim(storage)
+    commit(storage, run, 1, "a1k1")
+    storage.create(".raystate/pins/1.abc", b'{"why": "x", "host": "h", "until_s": 1}')
+    collect_garbage(storage)
+    assert storage.exists(".raystate/pins/1.abc")
+
+
+def test_only_an_older_attempt_can_be_assumed_dead(storage: Storage):
+    with pytest.raises(ConfigError, match="there is no older attempt"):
+        assume_dead(storage, 1)
+    claim(storage)
+    claim(storage, "w2")
+    for attempt in (0, 2, 3):
+        with pytest.raises(ConfigError, match=f"attempt {attempt} of .* can't be assumed dead: the attempts 1 to 1 can be"):
+            assume_dead(storage, attempt)
+    assume_dead(storage, 1)
+    assume_dead(storage, 1)
+    assert assumed_dead(storage) == (1,)

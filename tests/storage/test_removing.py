@@ -9,7 +9,7 @@ import pytest
 
 from raystate.core.formats.errors import StaleAttemptError, StepNotFoundError, StorageError
 from raystate.core.formats.messages import LiveStep
-from raystate.storage import LogReader, Storage, pinned, visible_steps
+from raystate.storage import LogReader, Storage, visible_steps
 from raystate.storage.names import log_name
 from raystate.testing.storage import DiedError, DyingAt
 from raystate.testing.storage.contract import tree
@@ -47,12 +47,8 @@ def test_one_step_goes_and_the_run_is_the_others(storage: Storage, step: int):
         living.append("whoever had the run before")
 
 
-def test_what_is_read_or_all_that_there_is_stays(storage: Storage):
+def test_what_is_all_that_there_is_stays(storage: Storage):
     a_run(storage)
-    with pinned(storage, 20, "a reader"):
-        for remove in (lambda: remove_step(storage, 20), lambda: remove_run(storage)):
-            with pytest.raises(StorageError, match=r"step 20 of .* is being read .a reader on"):
-                remove()
     with pytest.raises(StepNotFoundError, match="no step 25; its steps: 10, 20, 30"):
         remove_step(storage, 25)
     assert visible_steps(storage) == STEPS

@@ -19,7 +19,7 @@ from raystate.core.formats.entries import Intent, LiveStep, LogEntry
 from raystate.core.formats.events import Appended, AttemptDead, CarriedOut, Claimed
 from raystate.core.formats.log import IntentKey, key_of
 from raystate.core.formats.names import SnapshotId, cluster_of
-from raystate.waits import LOG_CLOSED_S, RETRY_LAST_S
+from raystate.waits import LOG_CLOSED_S
 
 Retirement = tuple[int, str]
 """A step that goes, and why."""
@@ -67,7 +67,6 @@ class _Work:
     busy: bool = False  # the shell has been told to, and has not said how it went
     tries: int = 0
     next_s: float = 0.0  # not tried again before
-    pinned: str = ""  # who has pinned the step, and why; "": no pin is known
 
 
 class Journal:
@@ -130,14 +129,9 @@ class Journal:
         return tuple(one.intent.step for one in self._work.values() if one.intent.kind == "retire")
 
     @property
-    def pinned(self) -> dict[int, str]:
-        """Steps whose retirement waits for a pin to go -> whose."""
-        return {one.intent.step: one.pinned for one in self._work.values() if one.pinned}
-
-    @property
     def working(self) -> bool:
-        """Whether something is being carried out. A removal that waits for a pin does not count: the log keeps it for the next attempt."""
-        return any(not one.pinned for one in self._work.values())
+        """Whether something is being carried out."""
+        return bool(self._work)
 
     @property
     def held_by(self) -> frozenset[int]:
@@ -357,13 +351,6 @@ class Journal:
         if work is None or not work.busy:
             return
         step, is_commit = work.intent.step, work.intent.kind == "commit"
-        if event.pinned:
-            # A pin is no failure: users hear of no trouble, and the end of the run doesn't wait.
-            # (test_saves.test_a_pinned_step_is_removed_when_its_pin_is_gone)
-            if not work.pinned:
-                self.context.log("info", f"step {step} is removed when it is no longer pinned ({event.pinned})")
-            work.busy, work.pinned, work.next_s = False, event.pinned, self.context.now_s + RETRY_LAST_S
-            return
         if event.error:
             work.busy = False
             work.tries += 1

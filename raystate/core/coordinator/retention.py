@@ -1,5 +1,5 @@
 """Which committed steps go when a new one is committed: those that the policy does not keep, but
-never the newest or a pinned one."""
+never the newest."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class Withdrawals:
         return bool(newer)
 
     def still_visible(self, want: int) -> list[int]:
-        """Steps after `want` that are retired and not removed yet. One that somebody has pinned is not waited for."""
-        return [step for step in self._journal.retiring if step > want and step not in self._journal.pinned]
+        """Steps after `want` that are retired and not removed yet."""
+        return [step for step in self._journal.retiring if step > want]
 
     def set_aside(self, damaged: Sequence[tuple[int, str]]) -> bool:
         """Damaged stored steps, as (step, why), leave the log; their data stays. False if none of them can."""
@@ -134,9 +134,6 @@ class Withdrawals:
                 )
             elif logged and event.step not in journal.retiring:
                 context.answer(event.ask, FlushReply(durable_step=journal.durable_step))
-            elif (pinned := journal.pinned.get(event.step)) is not None:
-                text = f"step {event.step} is retired, and removed when it is no longer pinned ({pinned})"
-                context.fail([event.ask], "StorageError", text, step=event.step)
             elif waited_s >= context.settings.save_timeout_s:
                 text = f"step {event.step} is not removed after {waited_s:.1f} s: {'; '.join(journal.troubles[-1:])}"
                 context.fail([event.ask], "StorageError", text, step=event.step, waited_s=waited_s)

@@ -228,11 +228,10 @@ class Appended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedOut:
-    """The shell has published or retired a step, or could not (`error`, `pinned`)."""
+    """The shell has published or retired a step, or could not (`error`)."""
 
     intent: Intent
     error: str = ""
-    pinned: str = ""  # it was not retired, because somebody has pinned it: who and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
