@@ -12,17 +12,7 @@ import typer
 from rich.markup import escape
 
 from raystate.cli.bars import count_progress, wait_progress, watched
-from raystate.cli.choosing import (
-    MOST_ROWS,
-    AllOption,
-    DepthOption,
-    FilterOption,
-    ItemOption,
-    RegexOption,
-    did_you_mean,
-    groups,
-    path_filter,
-)
+from raystate.cli.choosing import MOST_ROWS, AllOption, FilterOption, ItemOption, path_filter
 from raystate.cli.console import (
     JsonOption,
     NewestStepArgument,
@@ -36,7 +26,6 @@ from raystate.cli.console import (
     step_or_latest,
     when,
 )
-from raystate.cli.one_array import array_document, kind_text, shape_text, sharding_text, show_array, the_array
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.inspection.metadata import ArrayMetadata, StepMetadata, StoredArray, bytes_of_items, look
 from raystate.inspection.places import Checkpoints
@@ -57,88 +46,68 @@ def inspect(
     step: NewestStepArgument = "latest",
     item: ItemOption = None,
     glob: FilterOption = None,
-    regex: RegexOption = None,
-    depth: DepthOption = None,
     sort: Annotated[
         InspectSort, typer.Option("--sort", "-s", help="largest first, by name, or as in the tree")
     ] = InspectSort.as_in_tree,
     long: Annotated[bool, typer.Option("--long", "-l", help="chunks, shardings, bytes in storage and writers, too")] = False,
     everything: AllOption = False,
-    array: Annotated[
-        str | None, typer.Option("--array", metavar="PATH", help="all about one array: keys in storage, TensorStore spec")
-    ] = None,
-    values: Annotated[
-        bool, typer.Option("--values", "-v", help="with --array: its values; of a large one those of a corner")
-    ] = False,
-    at: Annotated[str | None, typer.Option("--at", metavar="BOX", help="with --values: which, as in numpy: '0:4,:8'")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look inside a step: its items, metrics and times, and the tree of its arrays.
 
-    It sums up a large tree by the beginning of its paths; --filter, --depth, --sort and --all show more of it. Exit code 1 if the step
-    or the array that you ask for is damaged.
+    Of a large tree it shows the beginning; --filter, --sort and --all show more of it. Exit code 1 if the step is damaged.
+    `raystate.metadata` tells more of each array.
 
     \b
     Examples:
       raystate inspect gs://bucket/lm                     the newest step
       raystate inspect runs/lm 1200 -f 'params.*' -s size the largest parameters
-      raystate inspect runs/lm 1200 --depth 2             sums below two keys
-      raystate inspect runs/lm 1200 --array params.w      one array
-      raystate inspect runs/lm --array params.w --values --at '0:2,:4'
+      raystate inspect runs/lm 1200 -f params.w --long    one array
       raystate inspect /data/some_orbax_checkpoint --json
     """
-    wanted = path_filter(glob, regex)
-    if (values or at is not None) and array is None:
-        raise ConfigError("--values: say of which array: --array PATH", field="values")
+    wanted = path_filter(glob)
     checkpoints = Checkpoints(storage)
     with count_progress(quiet=as_json) as progress:
         found, nbytes = checkpoints.read(
             step_or_latest(step),
             lambda chosen, reader: (
                 look(checkpoints, chosen, watched(reader, progress)),
-                {} if array is not None else bytes_of_items(checkpoints, chosen, reader),
+                bytes_of_items(checkpoints, chosen, reader),
             ),
         )
     if item is not None and item not in found.items:
         raise ConfigError(f"--item: step {found.step} has no item {item!r}; it has {list(found.items)}", field="item", got=item)
-    if array is not None:
-        show_array(the_array(found, item, array), values=values or at is not None, at=at, as_json=as_json)
-        return
     chosen = {
         one: {name: info for name, info in arrays.items() if wanted(name)}
         for one in found.trees
         if item in (None, one)
         for arrays in [found.arrays(one)]
     }
-    if not as_json and not any(chosen.values()) and (glob is not None or regex is not None):
-        raise ConfigError(
-            f"no array of step {found.step} matches{_near(found, item, glob if regex is None else None)}", field="filter", got=glob
-        )
+    if not as_json and not any(chosen.values()) and glob is not None:
+        raise ConfigError(f"no array of step {found.step} matches{_near(found, item, glob)}", field="filter", got=glob)
     with wait_progress("looking at how it is stored", quiet=as_json):
         stored = _stored(chosen)
     if as_json:
         print_json(_document(found, chosen, stored))
     else:
-        _show_step(found, chosen, stored, nbytes, whole=glob is None and regex is None and item is None)
+        _show_step(found, chosen, stored, nbytes, whole=glob is None and item is None)
         for one, arrays in chosen.items():
-            _show_arrays(found, one, arrays, stored[one], depth=depth, sort=sort, long=long, everything=everything)
+            _show_arrays(found, one, arrays, stored[one], sort=sort, long=long, everything=everything)
     for problem in (one for one in stored.values() if isinstance(one, str)):
         progress_out.print(f"[red]{escape(problem)}[/]", soft_wrap=True)
         raise typer.Exit(1)
 
 
-def _near(found: StepMetadata, item: str | None, glob: str | None) -> str:
+def _near(found: StepMetadata, item: str | None, glob: str) -> str:
     """What the filter may have meant, or what there is."""
     arrays = {name: one for tree in found.trees if item in (None, tree) for name, one in found.arrays(tree).items()}
     beginnings = sorted({str(one.path[0]) for one in arrays.values() if one.path})
     if not beginnings:
         return ""
-    key = (glob or "").partition(".")[0]
-    close = (
-        difflib.get_close_matches(glob or "", arrays, n=1) if key in beginnings else difflib.get_close_matches(key, beginnings, n=1)
-    )
+    key = glob.partition(".")[0]
+    close = difflib.get_close_matches(glob, arrays, n=1) if key in beginnings else difflib.get_close_matches(key, beginnings, n=1)
     if close:
-        return did_you_mean(close)
+        return f"; did you mean {close[0]!r}?"
     more = " …" if len(beginnings) > _BEGINNINGS else ""
     return f"; their paths begin with {', '.join(beginnings[:_BEGINNINGS])}{more}"
 
@@ -209,7 +178,6 @@ def _show_arrays(
     arrays: Mapping[str, ArrayMetadata],
     stored: dict[str, StoredArray] | str,
     *,
-    depth: int | None,
     sort: InspectSort,
     long: bool,
     everything: bool,
@@ -217,20 +185,17 @@ def _show_arrays(
     if not arrays and not any(leaf.value is not None for leaf in found.leaves[item]):
         return
     out.print(f"\n[bold]{escape(item)}[/]")
-    if depth is not None or (len(arrays) > MOST_ROWS and not everything and sort is not InspectSort.by_size):
-        _show_groups(arrays, stored, depth=depth, sort=sort, everything=everything)
-        return
     shown = list(arrays.values())
     if sort is InspectSort.by_size:
         shown.sort(key=lambda one: -one.nbytes)
     elif sort is InspectSort.by_name:
         shown.sort(key=lambda one: one.name)
     cut = shown if everything else shown[:MOST_ROWS]
-    width = min(34, max((len(kind_text(one)) for one in cut), default=0))
+    width = min(34, max((len(_kind_text(one)) for one in cut), default=0))
     for one in cut:
-        out.print(f"{size(one.nbytes):>10}  {escape(kind_text(one)):<{width}}  {escape(one.name or '(the item itself)')}")
+        out.print(f"{size(one.nbytes):>10}  {escape(_kind_text(one)):<{width}}  {escape(one.name or '(the item itself)')}")
         if long:
-            parts = [f"chunks {shape_text(one.chunk)}", sharding_text(one)]
+            parts = [f"chunks {'×'.join(map(str, one.chunk)) or 'scalar'}", _sharding_text(one)]
             if isinstance(stored, dict):
                 info = stored[one.name]
                 parts += [f"{size(info.nbytes)} in storage", *([f"by {', '.join(info.writers)}"] if info.writers else [])]
@@ -246,31 +211,6 @@ def _show_arrays(
             out.print(f"… and {len(others) - MOST_ROWS:,} more scalars and strings: --all")
 
 
-def _show_groups(
-    arrays: Mapping[str, ArrayMetadata],
-    stored: dict[str, StoredArray] | str,
-    *,
-    depth: int | None,
-    sort: InspectSort,
-    everything: bool,
-) -> None:
-    sizes = {name: one.nbytes for name, one in stored.items()} if isinstance(stored, dict) else {}
-    found = groups([(tuple(map(str, one.path)), one.nbytes, sizes.get(one.name, 0)) for one in arrays.values()], depth=depth)
-    if sort is InspectSort.by_size:
-        found.sort(key=lambda group: -group.nbytes)
-    elif sort is InspectSort.by_name:
-        found.sort(key=lambda group: group.path)
-    cut = found if everything else found[:MOST_ROWS]
-    out.print(f"{'size':>10}  {'in storage':>10}  {'arrays':>7}  below")
-    for group in cut:
-        in_storage = size(group.stored) if isinstance(stored, dict) else "?"
-        out.print(f"{size(group.nbytes):>10}  {in_storage:>10}  {group.arrays:>7,}  {escape(group.path)}")
-    if len(cut) < len(found):
-        out.print(f"… and {len(found) - len(cut):,} more: --all, or fewer with --filter")
-    elif depth is None:
-        out.print("Sums; each array: --all, or --filter 'params.*.kernel'; other sums: --depth N")
-
-
 def _document(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str, StoredArray] | str]) -> dict[str, Any]:
     return {
         "step": found.step,
@@ -283,7 +223,7 @@ def _document(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str,
         "custom": found.custom,
         "run": found.run,
         "arrays": [
-            array_document(one, by_name[name] if isinstance(by_name := stored[item], dict) else None)
+            _array_document(one, by_name[name] if isinstance(by_name := stored[item], dict) else None)
             for item, arrays in chosen.items()
             for name, one in arrays.items()
         ],
@@ -297,3 +237,40 @@ def _document(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str,
 def _short(text: str, most: int = 60) -> str:
     most = max(most, 12)
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _kind_text(one: ArrayMetadata) -> str:
+    return f"{one.dtype.name}[{','.join(map(str, one.shape))}]"
+
+
+def _sharding_text(one: ArrayMetadata) -> str:
+    """Orbax's JSON in the words of JAX."""
+    found = one.sharding
+    if found is None:
+        return ""
+    kind = str(found.get("sharding_type", "?"))
+    match found:
+        case {"axis_names": [*axes], "shape": [*sizes], "partition_spec": [*parts]}:
+            mesh = ", ".join(f"{axis}={length}" for axis, length in zip(axes, sizes, strict=False))
+            spec = ", ".join("None" if part is None else "+".join(part) if isinstance(part, list) else str(part) for part in parts)
+            return f"{kind}({mesh}; P({spec}))"
+        case {"device_str": device}:
+            return f"{kind}({device})"
+    return kind
+
+
+def _array_document(one: ArrayMetadata, stored: StoredArray | None) -> dict[str, Any]:
+    return {
+        "item": one.item,
+        "name": one.name,
+        "path": one.path,
+        "shape": one.shape,
+        "dtype": one.dtype.name,
+        "chunk": one.chunk,
+        "sharding": one.sharding,
+        "key_impl": one.key_impl,
+        "kind": one.kind,
+        "nbytes": one.nbytes,
+        "stored_nbytes": stored.nbytes if stored is not None else None,
+        "writers": stored.writers if stored is not None else None,
+    }
