@@ -34,8 +34,8 @@ def sees(storage_url: str, claim: Claim) -> bool:
     log = LogReader(storage)
     end_s = time.monotonic() + FILE_S
     while True:
-        _forget_absence(storage, log_name(claim.seq))
         try:
+            _forget_absence(storage, log_name(claim.seq))
             return log.read_header(claim.seq).writer == claim.writer
         except ObjectMissingError:
             if time.monotonic() > end_s:

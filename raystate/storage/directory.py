@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
@@ -60,7 +60,7 @@ class DirectoryStorage(Storage):
     # ------------------------------------------------------------ objects
 
     def create(self, name: str, data: bytes) -> None:
-        path = self._path(name)
+        path = self._path(name, "change")
 
         def create() -> None:
             self._make_parents(path)
@@ -110,15 +110,17 @@ class DirectoryStorage(Storage):
         return self._call("read", path, lambda: posix.checksums(path))
 
     def delete(self, name: str, generation: str | None = None) -> bool:
-        path = self._path(name)
+        path = self._path(name, "remove")
 
         def delete() -> bool:
             try:
-                if generation is not None and (got := posix.generation(os.stat(path))) != generation:
-                    raise ObjectChangedError(
-                        f"delete {path} refused: it is another object now", operation="delete", path=path,
-                        expected=generation, got=got,
-                    )  # fmt: skip
+                if generation is not None:
+                    got = posix.generation(os.stat(path, follow_symlinks=STATE not in name.split("/")))
+                    if got != generation:
+                        raise ObjectChangedError(
+                            f"delete {path} refused: it is another object now", operation="delete", path=path,
+                            expected=generation, got=got,
+                        )  # fmt: skip
                 os.unlink(path)
             except (*posix.ABSENT, IsADirectoryError):  # a folder is no object
                 return False
@@ -128,7 +130,7 @@ class DirectoryStorage(Storage):
         return self._call("delete", path, delete)
 
     def delete_tree(self, prefix: str) -> None:
-        path = self._path(prefix)
+        path = self._path(prefix, "remove")
         self._call("delete_tree", path, lambda: posix.remove_tree(path))
 
     def copy(self, source: str, target: str) -> None:
@@ -156,7 +158,7 @@ class DirectoryStorage(Storage):
         self._call("fsync", path, fsync)
 
     def rename_tree(self, source: str, target: str) -> None:
-        source_path, target_path = self._path(source), self._path(target)
+        source_path, target_path = self._path(source, "change"), self._path(target, "change")
 
         def rename() -> None:
             if not os.path.lexists(source_path):
@@ -173,7 +175,7 @@ class DirectoryStorage(Storage):
         self._call("rename", f"{source_path} -> {target_path}", rename)
 
     def sweep(self, prefix: str) -> int:
-        path = self._path(prefix) if prefix else self._root
+        path = self._path(prefix, "change") if prefix else self._root
 
         def sweep() -> int:
             removed = 0
@@ -188,6 +190,8 @@ class DirectoryStorage(Storage):
     def self_test(self) -> None:
         if why := in_the_way(self._path(STATE)):
             raise ConfigError(f"storage: {self.url} can be no folder: {why}", field="storage", got=self.url)
+        for info in self.list(STATE, recursive=False):  # a link there is said now, not at the first retirement
+            self._path(info.name.rstrip("/"))
         absent = posix.absent_folders(self._path(STATE))
         try:
             self._self_tests()
@@ -283,8 +287,29 @@ class DirectoryStorage(Storage):
             operation=operation, path=path,
         )  # fmt: skip
 
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{check_name(name)}"
+    def _path(self, name: str, access: Literal["read", "change", "remove"] = "read") -> str:
+        """The path of a name, asked for by everything that is done to one. The root may be a link;
+        below it none is followed to change something, and in the run's own folder none at all.
+
+        Args:
+            name: relative to the root.
+            access: "remove": what has the name may be a link, which goes.
+
+        Raises:
+            StorageError: a link is there; names it. (test_links.test_nothing_outside_the_run_is_touched)
+        """
+        parts = check_name(name).split("/")
+        is_own = STATE in parts
+        first = 0 if access != "read" else parts.index(STATE) if is_own else len(parts)
+        last = len(parts) if is_own and access != "remove" else len(parts) - 1
+        for end in range(first, last):
+            if os.path.islink(link := "/".join((self._root, *parts[: end + 1]))):
+                raise StorageError(
+                    f"{access} {self._root}/{name} refused: {link} is a symbolic link, and none is followed there: put what it points "
+                    "to in its place, or remove it. To move a run to another disk, move and link its whole folder",
+                    operation=access, path=link,
+                )  # fmt: skip
+        return f"{self._root}/{name}"
 
     def _call(self, operation: str, path: str, call: Callable[[], Result]) -> Result:
         def mapped() -> Result:

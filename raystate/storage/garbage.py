@@ -21,9 +21,12 @@ from raystate.storage.names import (
     attempt_of,
     base_name,
     base_number,
+    is_trash,
+    package_name,
     save_of,
     split_saved,
     step_of,
+    work_name,
 )
 from raystate.storage.steps import find_package, marked_save, remove_work
 
@@ -82,7 +85,7 @@ def _garbage(storage: Storage, live_saves: Collection[str], given_up: Collection
         if not storage.is_directory:
             yield from _strays(storage, is_dead)
     yield from _self_tests(storage)
-    yield from (_folder(storage, info, "was retired") for info in storage.list(TRASH, recursive=False) if info.is_folder)
+    yield from (_folder(storage, info, "was retired") for info in storage.list(TRASH, recursive=False) if is_trash(info.name))
 
 
 def remove_garbage(storage: Storage, garbage: Sequence[Garbage], *, on_bytes: Callable[[int], None] = lambda _: None) -> None:
@@ -146,7 +149,7 @@ def assumed_dead(storage: Storage) -> tuple[int, ...]:
 def _work_folders(storage: Storage, is_dead: Callable[[str | None], bool]) -> Iterator[Garbage]:
     for info in storage.list(WORK, recursive=False):
         found = split_saved(_base(info.name))
-        if found is not None and is_dead(found[1]):
+        if found is not None and info.name == f"{work_name(*found)}/" and is_dead(found[1]):
             yield _folder(storage, info, f"an unfinished save of step {found[0]} by attempt {attempt_of(found[1])}")
 
 
@@ -163,7 +166,14 @@ def _packages(storage: Storage, is_dead: Callable[[str | None], bool]) -> Iterat
     set_aside = {split_saved(_base(info.name)) for info in storage.list(ASIDE, recursive=False)}
     for info in storage.list(PACKAGES, recursive=False):
         found = split_saved(_base(info.name))
-        if found is not None and is_dead(found[1]) and found not in set_aside and marked_save(storage, found[0]) != found[1]:
+        ours = found is not None and info.name == package_name(*found)
+        if (
+            found is not None
+            and ours
+            and is_dead(found[1])
+            and found not in set_aside
+            and marked_save(storage, found[0]) != found[1]
+        ):
             yield _object(info, f"the package of save {found[1]}, which is not live")
 
 
@@ -189,7 +199,7 @@ def _strays(storage: Storage, is_dead: Callable[[str | None], bool]) -> Iterator
 
 def _self_tests(storage: Storage) -> Iterator[Garbage]:
     for info in storage.list(STATE, recursive=False):
-        if info.is_folder and _base(info.name).startswith(SELF_TEST):
+        if info.is_folder and is_trash(f"{TRASH}/{_base(info.name)}"):
             yield _folder(storage, info, "of a start that died")
 
 
@@ -198,6 +208,8 @@ def _object(info: ObjectInfo, why: str) -> Garbage:
 
 
 def _folder(storage: Storage, info: ObjectInfo, why: str) -> Garbage:
+    if not info.is_folder:  # a link, in the place of a step that was retired: it goes, and what it points to stays
+        return _object(info, why)
     nbytes = sum(inside.size for inside in storage.list(info.name.rstrip("/")))
     return Garbage(name=info.name, nbytes=nbytes, why=why)
 

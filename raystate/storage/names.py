@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import secrets
 
 STATE = ".raystate"
 MARKER = "commit_success.txt"
@@ -22,6 +23,7 @@ TRASH = f"{STATE}/trash"
 ASIDE = f"{STATE}/aside"
 DEAD = f"{STATE}/dead"  # attempts whose process is known to be gone, because somebody said so
 
+_TRASH = re.compile(rf"{re.escape(TRASH)}/(?:(\d+)\.(?:a\d+k[0-9A-Za-z]+|orbax)|{re.escape(SELF_TEST[:-1])})\.[0-9a-f]{{8}}/?")
 _SAVE = re.compile(r"a(\d+)k[0-9A-Za-z]+")
 _WRITER = re.compile(r"(?:ocdbt\.process_|d/)(a\d+k[0-9a-gi-zA-Z]+)h[0-9a-z]*")
 
@@ -53,6 +55,17 @@ def package_name(step: int, save: str) -> str:
 
 def work_name(step: int, save: str) -> str:
     return f"{WORK}/{step}.{save}"
+
+
+def trash_name(step: int, save: str | None, *, above: str = TRASH) -> str:
+    """Where a directory's step goes that is retired, or the work folder of a save."""
+    return f"{above}/{step}.{save or 'orbax'}.{secrets.token_hex(4)}"
+
+
+def is_trash(name: str, step: int | None = None) -> bool:
+    """Whether something in the trash has a name that raystate gives (None: of any step). Nothing else in it is ever removed."""
+    found = _TRASH.fullmatch(name)
+    return found is not None and step in (None, int(found[1] or -1))
 
 
 def step_name(step: int) -> str:

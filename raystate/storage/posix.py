@@ -16,6 +16,7 @@ import numpy as np
 
 from raystate.checksum import crc32c
 from raystate.storage.base import TEMPORARY_PREFIX, ObjectInfo
+from raystate.storage.names import STATE
 
 ABSENT = (FileNotFoundError, NotADirectoryError)  # a file in the place of a folder: what lies "below" it is absent, too
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Linux's
@@ -127,6 +128,7 @@ def scan(path: str, below: str, recursive: bool, *, followed: tuple[str, ...] = 
     """The objects in a folder, and its folders unless `recursive`; `below` goes before each name.
 
     Links are followed, but not one that leads to nothing, to itself, or to a folder that it lies in.
+    In the run's own folder none is: there a link is an object itself.
 
     Args:
         followed: the real paths of the links that led here.
@@ -140,8 +142,9 @@ def scan(path: str, below: str, recursive: bool, *, followed: tuple[str, ...] = 
             continue
         name = below + entry.name
         # A step that somebody replaced by a symbolic link to elsewhere still lists as a folder.
+        follow = STATE not in name.split("/")
         try:
-            is_folder = entry.is_dir()
+            is_folder = entry.is_dir(follow_symlinks=follow)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
@@ -155,7 +158,7 @@ def scan(path: str, below: str, recursive: bool, *, followed: tuple[str, ...] = 
                 yield ObjectInfo(name=f"{name}/", size=0)
             continue
         try:
-            status = entry.stat()
+            status = entry.stat(follow_symlinks=follow)
         except FileNotFoundError:  # deleted since, or a dangling link
             continue
         yield ObjectInfo(name=name, size=status.st_size, generation=generation(status))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Collection, Iterable
 
 from raystate.core.formats.errors import CorruptCheckpointError, StorageError
@@ -21,12 +20,14 @@ from raystate.storage.names import (
     MARKER,
     PACKAGES,
     TRASH,
+    is_trash,
     marker_last,
     package_name,
     save_of,
     split_saved,
     step_name,
     step_of,
+    trash_name,
     work_name,
 )
 
@@ -177,7 +178,7 @@ class StepFolder:
                 raise self._error("publish", f"{self.name}/{name} exists with other bytes; nothing was overwritten") from error
 
     def _retire_directory(self, aside: bool) -> None:
-        target = f"{ASIDE if aside else TRASH}/{self.name}.{self.save or 'orbax'}.{secrets.token_hex(4)}"
+        target = trash_name(self.step, self.save, above=ASIDE if aside else TRASH)
         try:
             self.storage.rename_tree(self.name, target)
         except ObjectMissingError:
@@ -337,7 +338,7 @@ def foreign_steps(storage: Storage, live: Iterable[int]) -> tuple[int, ...]:
 def remove_work(storage: Storage, step: int, save: str) -> None:
     """Remove a work folder. It leaves its place in one rename, so that a work folder is whole or absent."""
     try:
-        storage.rename_tree(work_name(step, save), f"{TRASH}/{step}.{save}.{secrets.token_hex(4)}")
+        storage.rename_tree(work_name(step, save), trash_name(step, save))
     except ObjectMissingError:
         pass
     _empty_trash(storage, step)
@@ -345,7 +346,7 @@ def remove_work(storage: Storage, step: int, save: str) -> None:
 
 def _empty_trash(storage: Storage, step: int) -> None:
     for info in storage.list(TRASH, recursive=False):
-        if info.name.startswith(f"{TRASH}/{step}."):
+        if is_trash(info.name, step):
             storage.delete_tree(info.name.rstrip("/"))
 
 

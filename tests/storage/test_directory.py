@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from raystate import load, save
 from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage import ObjectExistsError, ObjectMissingError, open_storage
 from raystate.storage.base import TEMPORARY_PREFIX
+from raystate.storage.names import LOG, STATE, TRASH, WORK
 
 
 @pytest.fixture
@@ -297,6 +302,56 @@ def test_links_that_lead_nowhere_are_passed_over(tmp_path: Path):
     names = [info.name for info in storage.list()]
     assert names == ["1/a", "1/two/b", "1/two/one/a", "2/b", "2/one/a", "2/one/two/b"]
     assert {info.name for info in storage.list("1", recursive=False)} == {"1/a", "1/two/", "1/up/"}
+
+
+@pytest.mark.parametrize("folder", [STATE, TRASH, LOG, WORK])
+def test_in_the_runs_own_folder_no_link_is_followed(tmp_path: Path, folder: str):
+    """gc deleted whatever lay where a link named trash pointed."""
+    storage = open_storage(tmp_path / "run")
+    storage.self_test()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "5.a1k5.0123abcd").write_bytes(b"!")
+    (tmp_path / "run" / folder).parent.mkdir(exist_ok=True)
+    if folder == STATE:
+        shutil.rmtree(tmp_path / "run" / STATE)
+    (tmp_path / "run" / folder).symlink_to(elsewhere)
+    what = f"{tmp_path}/run/{folder} is a symbolic link, and none is followed there: put what it points to in its place"
+    inside = f"{folder}/5.a1k5.0123abcd"
+    for refused in (
+        storage.self_test,
+        lambda: storage.list(folder),
+        lambda: storage.read(inside),
+        lambda: storage.exists(inside),
+        lambda: storage.create(f"{folder}/new", b"1"),
+        lambda: storage.delete(inside),
+        lambda: storage.delete_tree(inside),
+        lambda: storage.rename_tree(inside, "5"),
+        lambda: storage.rename_tree(folder, "5"),
+        lambda: storage.sweep(folder),
+        lambda: storage.fsync_tree(folder),
+        lambda: storage.kvstore(folder),
+    ):
+        with pytest.raises(StorageError, match=re.escape(what)):
+            refused()
+    assert storage.list() == [info for info in storage.list() if not info.is_folder and info.name == folder]
+    storage.delete_tree(folder)
+    assert [path.name for path in elsewhere.iterdir()] == ["5.a1k5.0123abcd"]
+    storage.self_test()
+
+
+def test_what_replaces_a_checkpoint_at_a_link_replaces_what_it_leads_to(tmp_path: Path):
+    save(tmp_path / "disk/one", {"w": np.ones(2)})
+    save(tmp_path / "disk/two", {"w": np.ones(2)})
+    (tmp_path / "latest").symlink_to(tmp_path / "disk/one")
+    (tmp_path / "disk/one/state/d/more").symlink_to(tmp_path / "disk/two")
+    with pytest.raises(StorageError, match="more than one"):
+        save(tmp_path / "latest", {"w": np.zeros(2)}, overwrite=True)
+    (tmp_path / "disk/one/state/d/more").unlink()
+    before = {path: path.read_bytes() for path in (tmp_path / "disk/two").rglob("*") if path.is_file()}
+    save(tmp_path / "latest", {"w": np.zeros(2)}, overwrite=True)
+    assert (tmp_path / "latest").is_symlink() and not load(tmp_path / "disk/one")["w"].any()
+    assert before == {path: path.read_bytes() for path in (tmp_path / "disk/two").rglob("*") if path.is_file()}
 
 
 def test_a_file_that_fills_the_memory_is_refused(tmp_path: Path):

@@ -87,7 +87,7 @@ def test_what_is_set_aside_stays_with_its_package(storage: Storage):
 
 
 def test_trash_and_temporary_files_go(storage: Storage):
-    storage.create(".raystate/trash/10.a1k1.00/f", b"1")
+    storage.create(".raystate/trash/10.a1k1.0123abcd/f", b"1")
     storage.create(".raystate/events/keep", b"1")
     if storage.is_directory:
         (storage.local_path(".raystate/events") / ".raystate-tmp-00").write_bytes(b"half")
@@ -98,7 +98,19 @@ def test_trash_and_temporary_files_go(storage: Storage):
 
 
 def test_nothing_else_is_touched(storage: Storage):
-    for name in ("5/default/x", "notes.txt", "6/commit_success.txt", ".raystate/work/strange/f", ".raystate/steps/strange.json"):
+    for name in (
+        "5/default/x",
+        "notes.txt",
+        "6/commit_success.txt",
+        ".raystate/work/strange/f",
+        ".raystate/steps/strange.json",
+        ".raystate/trash/mine/f",
+        ".raystate/trash/5.backup/f",
+        ".raystate/trash/notes.txt",
+        ".raystate/selftest.mine/f",
+        ".raystate/work/5.a1k1.mine/f",
+        ".raystate/steps/5.a1k1.mine.json",
+    ):
         storage.create(name, b"1")
     claim(storage)
     claim(storage)
