@@ -114,8 +114,9 @@ REPORT_EVERY_S = 0.05
 # A HostActor without news.
 # Then it reports that it is there.
 HEARTBEAT_S = 1.0
-# A host that reports every second and has not been heard.
-# Then it is silent: nothing new is begun that needs it.
+# A host that reports every second and has not been heard; a process that has not looked at its own clock.
+# Then the host is silent: nothing new is begun that needs it. The process stood still itself, and
+# neither that time nor as much after it counts against others.
 HOST_SILENT_S = 3.0
 # A host whose HostActor has ended, and may start again.
 # Then nothing waits for it any more.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -13,6 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import HostId
+from raystate.own_time import own_time
 from raystate.runtime.link import HostCall, Unreachable
 
 AT_ONCE = 8  # calls under way
@@ -45,15 +45,15 @@ def call_all(calls: Sequence[HostCall], find: Callable[[HostId], Any | None], ti
             while queue and busy[host] < OF_ONE_HOST and len(under_way) < AT_ONCE:
                 index = queue.popleft()
                 answer = getattr(actors[host], calls[index].method).remote(**calls[index].kwargs)
-                under_way[answer] = (index, time.monotonic() + timeout_s)
+                under_way[answer] = (index, own_time() + timeout_s)
                 busy[host] += 1
             if not queue:
                 del queues[host]
         if not under_way:
             continue
-        next_s = min(deadline_s for _, deadline_s in under_way.values()) - time.monotonic()
+        next_s = min(deadline_s for _, deadline_s in under_way.values()) - own_time()
         ready, _ = ray.wait(list(under_way), num_returns=1, timeout=max(0.0, next_s))
-        late = [answer for answer, (_, deadline_s) in under_way.items() if answer not in ready and deadline_s <= time.monotonic()]
+        late = [answer for answer, (_, deadline_s) in under_way.items() if answer not in ready and deadline_s <= own_time()]
         for answer in [*ready, *late]:
             index, _ = under_way.pop(answer)
             busy[calls[index].host] -= 1

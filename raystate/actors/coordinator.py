@@ -31,6 +31,7 @@ from raystate.core.coordinator.status import status_of
 from raystate.core.coordinator.tenancy import Occupancy, Owner, Presence, admit, in_use, occupancy, presence_of
 from raystate.core.formats.errors import RunInUseError
 from raystate.core.formats.messages import Event, Failure, HostId, Joined, JoinReply, ReleaseAsked, Reply, TrainerExited
+from raystate.own_time import own_time
 from raystate.runtime.ends import End, Told
 from raystate.runtime.one_storage import Claim
 from raystate.waits import AGAIN_S, ANSWER_S, COORDINATOR_STARTS_S, GOODBYE_S, QUICK_ANSWER_S, RETRY_LAST_S, SOON_S
@@ -68,7 +69,7 @@ class CoordinatorActor:
         self._kept_attempt = Kept(f"raystate:attempt:{run_hash}")
         self._restarted = is_restarted()
         self._owner = owner
-        self._owner_s = time.monotonic()  # when it last said hello
+        self._owner_s = own_time()  # when it last said hello
         self._given_up = ""  # why this use of the run ends: another one begins when it has
         self._places = Places(config, run_hash)
         self._lefts: set[int] = set()
@@ -154,7 +155,7 @@ class CoordinatorActor:
         if self._service is None and (other := self._start()) is not None:
             return await self._other_uses(other, takeover)
         service = self._started
-        presence, now_s = await self._presence(service), time.monotonic()
+        presence, now_s = await self._presence(service), own_time()
         if self._given_up or (service.ended and service.failed is None):
             return self._again(self._given_up or f"run {self._config.run!r} has been released, and its actors are about to end")
         if service.failed is not None:
@@ -248,7 +249,7 @@ class CoordinatorActor:
 
     async def use(self) -> tuple[Occupancy, Owner, float]:
         """(whether the run's trainers are alive, whose they are, seconds since something was heard of them)."""
-        presence, now_s = await self._presence(self._started), time.monotonic()
+        presence, now_s = await self._presence(self._started), own_time()
         state = occupancy(self._owner, presence, owner_s=self._owner_s, now_s=now_s)
         age_s = now_s - max(self._owner_s, presence.heard_s)
         if self._started.ended or (state == "in use" and presence.hosts and not await self._trains(presence.hosts)):
@@ -323,13 +324,13 @@ class CoordinatorActor:
         service = self._service
         if service is None or service.attempt < 0:
             return Told(ends=seen, has_joined=False)
-        end_s = time.monotonic() + within_s
-        service.ledger.seen(group, seen, time.monotonic())
+        end_s = own_time() + within_s
+        service.ledger.seen(group, seen, own_time())
         leaving: frozenset[HostId] = frozenset()
         with contextlib.suppress(TimeoutError):
             looked = service.look(lambda machine, _: machine.agreement.notices.hosts)
             leaving = await asyncio.wait_for(asyncio.wrap_future(looked), within_s)
-        while not (told := service.ledger.ends(group)).is_all and time.monotonic() < end_s:
+        while not (told := service.ledger.ends(group)).is_all and own_time() < end_s:
             await asyncio.sleep(SOON_S)
         service.ledger.sweeps(group)
         return dataclasses.replace(told, newest_step=service.machine.joins.newest, leaving=leaving)

@@ -24,6 +24,7 @@ from raystate.config import StateConfig
 from raystate.core.coordinator.tenancy import Owner, told_differences
 from raystate.core.formats.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
 from raystate.core.formats.messages import Failure, HostId
+from raystate.own_time import own_time
 from raystate.runtime.one_storage import sees
 from raystate.runtime.slow import load, told_if_slow
 from raystate.storage import run_hash as hash_of
@@ -94,16 +95,16 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
 
 
 def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *, takeover: bool) -> None:
-    deadline_s = time.monotonic() + config.start_timeout_s
+    deadline_s = own_time() + config.start_timeout_s
     why = ""
     while True:
         coordinator = _coordinator(config, run_hash, owner, ahead)
         try:
-            reply: Any = ray.get(coordinator.hello.remote(owner, takeover), timeout=max(0.1, deadline_s - time.monotonic()))
+            reply: Any = ray.get(coordinator.hello.remote(owner, takeover), timeout=max(0.1, deadline_s - own_time()))
         except (RayActorError, GetTimeoutError) as error:
             if isinstance(error, RayActorError):
                 why = f"{type(error).__name__}: {last_line(error).strip()}"
-            if time.monotonic() > deadline_s:
+            if own_time() > deadline_s:
                 raise BarrierTimeoutError(
                     f"the Coordinator of run {config.run!r} did not answer within {config.start_timeout_s:.0f} s "
                     f"({why or type(error).__name__}); {load()}; its log: ray logs actor, with the id that `ray list actors` has; "
@@ -113,7 +114,7 @@ def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *
             time.sleep(AGAIN_S)
             continue
         if isinstance(reply, Failure):
-            _make_way(reply, coordinator, config, ahead, out_of_time=time.monotonic() > deadline_s)
+            _make_way(reply, coordinator, config, ahead, out_of_time=own_time() > deadline_s)
         elif reply.protocol != PROTOCOL:
             # Another version's actors: a new submission replaces them; storage and arenas carry everything they knew.
             _replace_older(run_hash)

@@ -20,6 +20,7 @@ from raystate.actors.kept import Kept
 from raystate.actors.naming import find_actor, find_hosts, host_name
 from raystate.config import StateConfig
 from raystate.core.formats.messages import Advice, Copy, EndTrainers, HostId, Invalidate, Write
+from raystate.own_time import own_time
 from raystate.runtime.link import Unreachable
 from raystate.waits import AGAIN_S, AT_ONCE_S, ENDS_S, HOST_RESTARTS_S, UNFIT_NODE_S
 
@@ -88,7 +89,7 @@ class RayHosts:
                 else:
                     self._giving_up.discard(host)
                     self._set_waiting(self._waiting - {host})
-            now_s = time.monotonic()
+            now_s = own_time()
             free = [host for host in hosts if host not in self._giving_up and now_s >= self._unfit.get(host, 0.0)]
             missing = [host for host in free if self._handle(host) is None]
             self._set_waiting(self._waiting.union(missing))  # before they are there
@@ -103,7 +104,7 @@ class RayHosts:
             made.give_up.remote()
             if host not in self._unfit:
                 logger.warning("no HostActor can wait on node %s: %s", host[:8], last_line(error))
-            self._unfit[host] = time.monotonic() + UNFIT_NODE_S
+            self._unfit[host] = own_time() + UNFIT_NODE_S
 
     def _waits_no_more(self, host: HostId) -> None:
         """It is a host of the run."""
@@ -119,7 +120,7 @@ class RayHosts:
 
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
         self._waits_no_more(host)
-        self._open(host, on_error, time.monotonic() + HOST_RESTARTS_S)
+        self._open(host, on_error, own_time() + HOST_RESTARTS_S)
 
     def _open(self, host: HostId, on_error: Callable[[str], None], until_s: float, *, anew: bool = False) -> None:
         """Until then. `anew`: not the actor that is there now; it ends."""
@@ -129,7 +130,7 @@ class RayHosts:
             timer.daemon = True
             timer.start()
 
-        if anew and time.monotonic() < until_s and find_actor(host_name(self._run_hash, host)) is not None:
+        if anew and own_time() < until_s and find_actor(host_name(self._run_hash, host)) is not None:
             later(anew=True)
             return
         with self._lock:  # `close_all` ends it, or it is not made
@@ -146,7 +147,7 @@ class RayHosts:
             self._handles.pop(host, None)
             restarts = isinstance(error, ActorUnavailableError)  # killed, and being started again
             gave_up = isinstance(error, ActorDiedError) and not anew  # it waited, in vain until now
-            if (restarts or gave_up) and time.monotonic() < until_s:
+            if (restarts or gave_up) and own_time() < until_s:
                 later(anew=anew or gave_up)
             elif restarts:
                 on_error(f"its HostActor has been starting again for {HOST_RESTARTS_S:g} s; its own lines in the log say why")
@@ -216,11 +217,11 @@ class RayHosts:
 
     def close_all(self, *, remove_arena: bool) -> None:
         handles = self._close()
-        deadline_s = time.monotonic() + ENDS_S
+        deadline_s = own_time() + ENDS_S
         left = [handle for host, handle in handles.items() if host not in self._waiting]
         # They have nothing to close, unless one was made a host behind our back.
         idle = [handles[host].close.remote(remove_arena).future() for host in self._waiting & handles.keys()]
-        while left and (wait_s := deadline_s - time.monotonic()) > 0:
+        while left and (wait_s := deadline_s - own_time()) > 0:
             calls = {handle.close.remote(remove_arena).future(): handle for handle in left}
             done, _ = concurrent.futures.wait(calls, timeout=wait_s)
             # One that was killed a moment ago is being started again: only then it can remove its

@@ -21,6 +21,7 @@ from raystate.actors.naming import coordinator_name, find_actor, host_name, wait
 from raystate.config import StateConfig
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import HostId, Joined, Progress, Reply, TrainerExited
+from raystate.own_time import own_time
 from raystate.runtime.doorbell import Bell, Hello
 from raystate.runtime.link import Gone, HostCall, Unreachable
 from raystate.waits import ENDS_S, RETRY_FIRST_S, SOON_S
@@ -104,7 +105,7 @@ class RayLink:
             wait_until_gone(self._run_hash, ENDS_S)
 
     def clock(self) -> float:
-        return time.monotonic()
+        return own_time()
 
     def rest(self, condition: threading.Condition | None = None, seconds: float = 0.002) -> None:
         if condition is None:

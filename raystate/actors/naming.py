@@ -12,6 +12,7 @@ import ray
 from ray.util import list_named_actors
 
 from raystate.core.formats.messages import HostId
+from raystate.own_time import own_time
 from raystate.waits import AGAIN_S
 
 NAMESPACE = "raystate"
@@ -60,9 +61,9 @@ def _living() -> list[str]:
 
 def wait_until_gone(run_hash: str, timeout_s: float) -> bool:
     """Whether all actors of the run are gone within `timeout_s`."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = own_time() + timeout_s
     while run_actors(run_hash):
-        if time.monotonic() > deadline_s:
+        if own_time() > deadline_s:
             return False
         time.sleep(AGAIN_S)
     return True

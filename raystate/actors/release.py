@@ -16,6 +16,7 @@ from raystate.actors.reporting import answers_within_s, run_reports
 from raystate.config import StateConfig
 from raystate.core.formats.errors import RaystateError, RunInUseError, StorageError, although_promised, error_from_name
 from raystate.core.formats.messages import Ask, Failure, LeaveReply, ReleaseAsked
+from raystate.own_time import own_time
 from raystate.storage import open_storage, run_hash, visible_steps
 from raystate.waits import AGAIN_S, ENDS_S, QUICK_ANSWER_S, QUICK_STORAGE_S
 
@@ -91,14 +92,14 @@ def release_by_hash(
             "this process has left Ray (ray.shutdown()): the run's actors end by themselves after idle_timeout_s without a trainer"
         )
         raise RaystateError(text, phase="end")
-    end_s = time.monotonic() + deadline_s
+    end_s = own_time() + deadline_s
     released: LeaveReply | None = None
     failure: RaystateError | None = None
     is_gone = False  # the Coordinator, when it was asked last
     event = ReleaseAsked(ask=Ask(secrets.token_hex(8)), reason=reason)
-    while (coordinator := find_actor(coordinator_name(name))) is not None and time.monotonic() < end_s:
+    while (coordinator := find_actor(coordinator_name(name))) is not None and own_time() < end_s:
         try:
-            reply: Any = ray.get(coordinator.release.remote(launch, event), timeout=max(0.1, end_s - time.monotonic()))
+            reply: Any = ray.get(coordinator.release.remote(launch, event), timeout=max(0.1, end_s - own_time()))
         except GetTimeoutError:
             failure = _unsaid(f"the Coordinator did not say within {deadline_s:.0f} s", waited_s=deadline_s)
             break
@@ -118,7 +119,7 @@ def release_by_hash(
     if not by_force and is_gone:
         failure = _unsaid("its Coordinator is gone, and has not said")
     if not _was_refused(failure) and (by_force or failure is None):
-        by_themselves = _wait_or_kill(name, max(QUICK_ANSWER_S, end_s - time.monotonic()))
+        by_themselves = _wait_or_kill(name, max(QUICK_ANSWER_S, end_s - own_time()))
         if is_gone and failure is None and not by_themselves:  # else it had released the run, and ended
             failure = _unsaid("its Coordinator is gone, and has not said")
     if failure is not None:

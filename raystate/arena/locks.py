@@ -11,6 +11,7 @@ from pathlib import Path
 
 from raystate.arena.files import open_regular
 from raystate.core.formats.errors import RaystateError
+from raystate.own_time import own_time
 from raystate.waits import FILE_S
 
 # A forked child shares its parent's open files and so would keep the parent's locks alive after the parent's death.
@@ -40,7 +41,7 @@ class FileLock:
             FileNotFoundError: there is no such file and `create` is False, or its directory is gone.
             RaystateError: the entry of that name is neither a file nor, as asked for, a directory.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = own_time() + timeout_s
         while True:
             fd = _open_directory(path) if directory else open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
             lock = cls(fd, path)
@@ -50,7 +51,7 @@ class FileLock:
                     return lock
             except BlockingIOError:
                 lock.release()
-                if time.monotonic() >= deadline_s:
+                if own_time() >= deadline_s:
                     return None
                 time.sleep(0.01)
                 continue
@@ -58,7 +59,7 @@ class FileLock:
                 lock.release()
                 raise
             lock.release()
-            if time.monotonic() >= deadline_s + FILE_S:
+            if own_time() >= deadline_s + FILE_S:
                 return None  # somebody does nothing else
 
     @property

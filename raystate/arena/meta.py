@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from raystate.arena.files import FORMAT, HOST_LOCK, META, make_private_dir, read
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import ProcessMark
 from raystate.core.formats.errors import RaystateError
+from raystate.own_time import own_time
 from raystate.waits import FILE_S
 
 
@@ -38,7 +38,7 @@ def lock_arena(path: Path, timeout_s: float) -> FileLock:
     Raises:
         RaystateError: another process holds it (`pid`) after `timeout_s` seconds, or the directory is not this user's own.
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = own_time() + timeout_s
     holder = ""
     while True:
         if not os.path.lexists(path.parent):
@@ -51,12 +51,12 @@ def lock_arena(path: Path, timeout_s: float) -> FileLock:
             continue  # the last arena in it has gone just now
         # A sweep may take the directory away in between; then it is made anew.
         with contextlib.suppress(FileNotFoundError):
-            lock = FileLock.take(path / HOST_LOCK, shared=False, create=True, timeout_s=max(deadline_s - time.monotonic(), 0.0))
+            lock = FileLock.take(path / HOST_LOCK, shared=False, create=True, timeout_s=max(deadline_s - own_time(), 0.0))
             if lock is not None:
                 return lock
             holder = (read_bytes(path / HOST_LOCK) or b"unknown").decode(errors="replace")
             break
-        if time.monotonic() >= deadline_s + FILE_S:
+        if own_time() >= deadline_s + FILE_S:
             holder = "unknown, which removes it again and again"
             break
     raise RaystateError(

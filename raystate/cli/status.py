@@ -128,4 +128,4 @@ def _numbers(numbers: tuple[int, ...]) -> str:
 
 
 def _heard(host: HostStatus) -> str:
-    return f"{host.silent_s:.1f} s ago" if host.up else f"[red]down[/]: {escape(host.why_down)}"
+    return f"{host.silent_s:.1f} s ago" if host.up else f"[red]{escape(host.why_down)}[/]"

@@ -45,6 +45,7 @@ from raystate.core.formats.messages import (
     Tick,
     Write,
 )
+from raystate.own_time import own_time
 from raystate.runtime.asks import Asks, Look, Looks
 from raystate.runtime.ledger import Ledger
 from raystate.runtime.long_waits import LongWaits
@@ -120,7 +121,7 @@ class CoordinatorLoop:
         workers: Workers | None = None,
         packager: Packager | None = None,
         recorder: Recorder | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = own_time,
         wall_clock: Callable[[], float] = time.time,
     ):
         self._settings = settings

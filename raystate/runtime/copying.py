@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
@@ -30,6 +29,7 @@ from raystate.core.formats.host_messages import (
 )
 from raystate.core.formats.messages import HostId
 from raystate.core.formats.tree import Layout, SlotTable
+from raystate.own_time import own_time
 from raystate.runtime.parts import PieceHead
 from raystate.runtime.priority import give_way
 from raystate.waits import AT_ONCE_S, PEER_CALL_S, TRANSFER_S
@@ -129,7 +129,7 @@ class Copier:
                 self._transfers.pop(number, None)
 
     def _bring(self, number: int, transfer: _Bringing) -> None:
-        deadline_s = time.monotonic() + TRANSFER_S
+        deadline_s = own_time() + TRANSFER_S
         head: PieceHead = self._call(transfer, "piece_head", {})
         transfer.head = head
         ref = self._arena.put_layout(head.layout)
@@ -162,7 +162,7 @@ class Copier:
     def _fill(self, transfer: _Bringing, slot: Slot, head: PieceHead, deadline_s: float) -> None:
         data = slot.data_mut
         for start in range(0, head.content.nbytes, CHUNK_BYTES):
-            if self._stopping or time.monotonic() > deadline_s:
+            if self._stopping or own_time() > deadline_s:
                 raise RaystateError("this HostActor ends" if self._stopping else f"it took longer than {TRANSFER_S:g} s")
             size = min(CHUNK_BYTES, head.content.nbytes - start)
             chunk = self._call(transfer, "piece_chunk", {"start": start, "size": size})

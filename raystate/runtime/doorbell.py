@@ -23,6 +23,7 @@ from typing import TypeVar
 from raystate.arena.files import remove_entry
 from raystate.core.formats.codec import dumps, loads
 from raystate.core.formats.errors import BarrierTimeoutError
+from raystate.own_time import own_time
 from raystate.waits import AGAIN_S, CONNECT_S, SOON_S
 
 logger = logging.getLogger("raystate.doorbell")
@@ -258,14 +259,14 @@ class Bell:
         Raises:
             BarrierTimeoutError: no HostActor answers at the arena's door for `timeout_s` seconds.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = own_time() + timeout_s
         _bells.add(self)
         while True:
             try:
                 self._connect()
                 break
             except OSError as error:
-                if time.monotonic() >= deadline_s:
+                if own_time() >= deadline_s:
                     raise BarrierTimeoutError(
                         f"rank {self._hello.rank}: the HostActor does not answer at {self._path} for {timeout_s:g} s: {error}",
                         rank=self._hello.rank,

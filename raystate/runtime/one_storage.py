@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from raystate.core.formats.errors import ConfigError, RaystateError
 from raystate.core.formats.messages import Failure
+from raystate.own_time import own_time
 from raystate.storage import LogReader, ObjectMissingError, Storage, open_storage
 from raystate.storage.names import log_name
 from raystate.waits import AGAIN_S, FILE_S, QUICK_STORAGE_S
@@ -32,13 +33,13 @@ def sees(storage_url: str, claim: Claim) -> bool:
     """Whether this process finds the entry in the storage. A failure of storage counts as seen."""
     storage = open_storage(storage_url, timeout_s=QUICK_STORAGE_S)
     log = LogReader(storage)
-    end_s = time.monotonic() + FILE_S
+    end_s = own_time() + FILE_S
     while True:
         try:
             _forget_absence(storage, log_name(claim.seq))
             return log.read_header(claim.seq).writer == claim.writer
         except ObjectMissingError:
-            if time.monotonic() > end_s:
+            if own_time() > end_s:
                 return False
         except RaystateError:
             return True

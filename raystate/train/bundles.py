@@ -8,7 +8,6 @@ there is none, that start would never end. Nor would one whose process hangs as 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raystate.own_time import own_time
 from raystate.train.rays import exceptions, worker_group
 from raystate.waits import AGAIN_S, STARTS_S
 
@@ -88,7 +88,7 @@ def first_answers(actors: Sequence[Any], placement_group: Any, *, timeout_s: flo
             All workers are ended then, and have no places any more.
     """
     answers = [actor.get_metadata.remote() for actor in actors]
-    began_s = time.monotonic()
+    began_s = own_time()
     gone_s: float | None = None
     try:
         while True:
@@ -96,7 +96,7 @@ def first_answers(actors: Sequence[Any], placement_group: Any, *, timeout_s: flo
             ray.get(ready)  # one that has died is not waited for
             if not left:
                 return ray.get(answers)
-            now_s = time.monotonic()
+            now_s = own_time()
             table = placement_group_table(placement_group)
             if now_s > began_s + start_s:
                 nodes = sorted({table["bundles_to_node_id"].get(answers.index(one), "")[:8] for one in left})

@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import os
 import secrets
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +27,7 @@ from raystate.config import StateConfig, check_config
 from raystate.core.formats.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
 from raystate.core.launcher.elastic import Newest, Sizes
 from raystate.launch_context import LaunchContext, Restart
+from raystate.own_time import own_time
 from raystate.ray_version import is_tested, warn_if_untested
 from raystate.rehearsing import play
 from raystate.runtime.ends import End, Told
@@ -214,7 +214,7 @@ class RayTrainCallback(_Callback):
         )
 
     def after_worker_group_training_start(self, worker_group: Any) -> None:
-        now_s = time.monotonic()
+        now_s = own_time()
         if self._standby is not None:
             self._standby.group_started(worker_group, now_s)
         if self._pending is not None:
@@ -246,7 +246,7 @@ class RayTrainCallback(_Callback):
             self._end_workers()
             return
         if self._standby is not None and not worker_group_status.finished:
-            self._standby.tick(time.monotonic())
+            self._standby.tick(own_time())
         if worker_group_status.finished and self._returns_outcome:
             # The controller takes rank 0's value from this object next: the only way to hand it something of the controller's.
             outcome = statuses[0].return_value
@@ -276,7 +276,7 @@ class RayTrainCallback(_Callback):
         if ending.kind == "waiting" and self._elastic is not None:
             self._elastic.not_placed()
         probe = self._probe(self._told.newest_step)
-        reason = self._policy.ended(ending, probe, time.monotonic())
+        reason = self._policy.ended(ending, probe, own_time())
         if self._elastic is not None and ending.kind != "waiting":
             self._elastic.ended(probe, failed=ending.kind != "interrupted")
         if reason is not None and self._goes_on(ending, reason):
@@ -310,7 +310,7 @@ class RayTrainCallback(_Callback):
 
     def _again(self, ending: Ending) -> None:
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
-            self._pending = (ending, time.monotonic())
+            self._pending = (ending, own_time())
         if ending.kind != "interrupted":  # the Coordinator tells what came back, if there is one
             self._slow.begin(f"{ending.cause}; starting again", at_once=ending.kind == "waiting" or not self._told.has_joined)
         if ending.kind == "failed" and not self._failures and self._group:

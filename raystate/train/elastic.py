@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from raystate.actors.draining import draining_nodes
 from raystate.core.coordinator.context import ranks_text
 from raystate.core.formats.texts import counted
 from raystate.core.launcher.elastic import Elastic, Newest, Sizes, Wish, room_of
+from raystate.own_time import own_time
 from raystate.train import nodes
 from raystate.train.rays import scaling_policy
 from raystate.waits import LOOK_EVERY_S
@@ -47,7 +47,7 @@ class ElasticGroups:
         *,
         leaving: Callable[[], frozenset[str]],
         grow: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = own_time,
     ):
         self._clock = clock
         self._scaling = copy.copy(scaling)  # as the user gave it: the controller's own soon says where each rank is to run

@@ -17,6 +17,7 @@ from raystate.actors.blame import pickles_anywhere, raised, unpacked
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.core.formats.errors import RaystateError, RunInUseError, StaleAttemptError, StepOrderError
 from raystate.core.formats.texts import counted
+from raystate.own_time import own_time
 from raystate.runtime.ends import End, Told, cause_of, first_to_fail, is_collateral, one_line
 from raystate.runtime.slow import SlowLine, load
 from raystate.train.policy import Ending, signature_of
@@ -76,8 +77,8 @@ def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once:
     """
     found: dict[int, End] = {}
     open_ranks = set(range(len(workers))) - failed
-    end_s = time.monotonic() + grace_s
-    while open_ranks and not any(end.error is None for end in found.values()) and (left_s := end_s - time.monotonic()) > 0:
+    end_s = own_time() + grace_s
+    while open_ranks and not any(end.error is None for end in found.values()) and (left_s := end_s - own_time()) > 0:
         polls = {workers[rank].actor.poll_status.remote(): rank for rank in open_ranks}
         done, _ = ray.wait(list(polls), num_returns=len(polls), timeout=left_s)
         for poll in done:

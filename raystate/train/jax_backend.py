@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from ray.train.v2.jax.config import JaxConfig
 
+from raystate.own_time import own_time
 from raystate.waits import SOON_S, STARTS_S
 
 _ADDRESS = "master_addr_with_port"  # the keyword by which Ray tells its set-up function rank 0's address
@@ -65,8 +66,8 @@ def _when_listening(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def wait_for_listener(host: str, port: int, *, deadline_s: float) -> bool:
     """Wait until something listens there; False if nothing did within `deadline_s`."""
-    end_s = time.monotonic() + deadline_s
-    while (left_s := end_s - time.monotonic()) > 0:
+    end_s = own_time() + deadline_s
+    while (left_s := end_s - own_time()) > 0:
         try:
             socket.create_connection((host, port), timeout=min(left_s, 1.0)).close()
             return True

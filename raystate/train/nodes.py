@@ -14,6 +14,7 @@ import ray
 from raystate.actors.draining import draining_nodes
 from raystate.actors.rays import state
 from raystate.in_threads import map_in_threads
+from raystate.own_time import own_time
 from raystate.waits import NODE_REACHED_S, SOON_S
 
 logger = logging.getLogger(__name__)
@@ -114,11 +115,11 @@ def wait_for_room(rank_nodes: Iterable[str], resources_per_worker: Mapping[str, 
     needed = {
         node: {name: each * count for name, each in resources_per_worker.items()} for node, count in Counter(rank_nodes).items()
     }
-    end_s = time.monotonic() + deadline_s
+    end_s = own_time() + deadline_s
     while True:
         free = state.available_resources_per_node()
         if all(free.get(node, {}).get(name, 0) >= amount for node, wanted in needed.items() for name, amount in wanted.items()):
             return True
-        if time.monotonic() > end_s:
+        if own_time() > end_s:
             return False
         time.sleep(SOON_S)

@@ -491,6 +491,20 @@ def test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one():
     assert len(driver.replies(RestoreSettled)) == 2
 
 
+def test_a_rank_that_says_again_how_its_restore_went_waits_on():
+    """The model's seed 507: its own time-out went off, since all processes had stood still, and it asked once more."""
+    driver = running()
+    driver.stage(3)
+    driver.join(AB, "h")
+    driver.ask_all()
+    driver.auto = False  # no host discards yet
+    choice = driver.replies(RestoreChoice)[-1]
+    tried = [driver.try_of(choice, rank, ok=True) for rank in (0, 1)]
+    for one in (*tried, tried[0]):
+        driver.send(one)
+    assert not driver.replies(Failure)
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_rank_that_asks_for_another_restore_does_not_get_the_answer_of_this_one(resumed: bool):
     """It had its outcome from an earlier attempt, and has gone on."""

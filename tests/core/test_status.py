@@ -38,7 +38,10 @@ def test_a_run_that_saves_and_loses_a_host():
     assert [host.silent_s for host in status.hosts] == [3.0, 3.0]
     driver.lose("b", "its node is gone")
     status = status_of(driver.core, driver.now_s)
-    assert [(host.up, host.why_down, host.steps) for host in status.hosts] == [(True, "", (5,)), (False, "its node is gone", ())]
+    assert [(host.up, host.why_down, host.steps) for host in status.hosts] == [
+        (True, "", (5,)),
+        (False, "down: its node is gone", ()),
+    ]
 
 
 def test_what_was_restored_from_memory_is_in_memory():

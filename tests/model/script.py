@@ -120,6 +120,11 @@ THREADED = Mood(
 # Files of snapshots that somebody removes.
 VANISHING = replace(ANY, troubles=(*TROUBLES, "vanished", "vanished", "vanished"))
 IN_VANISHING = (2, 19, 32, 45)  # what is left of the seeds that have this mood, by 50
+# All processes stand still together, and nothing else is wrong: nothing is lost, and no rank is ended.
+STILL = replace(
+    ANY, calls={name: often for name, often in ANY.calls.items() if name != "crash"}, troubles=("still",), most_troubles=4
+)
+IN_STILL = (7, 23, 31, 40)  # what is left of the seeds that have this mood, by 50
 IN_THREADS = (5, 15, 17, 21, 33, 36, 43, 47, 49)  # what is left of the seeds that have this mood, by 50
 
 
@@ -132,6 +137,8 @@ def draw(rng: Random, number: int, mood: Mood = ANY) -> Call:
 def _mood(seed: int) -> Mood:
     if seed % 50 == DIES:
         return LOST_AND_DEAD
+    if seed % 50 in IN_STILL:
+        return STILL
     if seed % 50 in IN_THREADS:
         return THREADED
     if seed % 50 in IN_VANISHING:
@@ -153,7 +160,7 @@ class Sequence:
         self.seed = seed
         self.mood = mood = _mood(seed)
         self.ranks = rng.choice(mood.ranks)
-        impatient = {"save_timeout_s": 3.0, "barrier_timeout_s": 5.0} if rng.random() < 0.1 else {}
+        impatient = {"save_timeout_s": 3.0, "barrier_timeout_s": 5.0} if rng.random() < 0.1 and mood is not STILL else {}
         self.world = World(
             seed,
             ranks=self.ranks,
@@ -169,8 +176,8 @@ class Sequence:
         self.truth = Truth(storage=self.world.config.storage, ranks=self.ranks, clock=self.world.clock)
         self.world.published = self.truth.publish
         self.calls = [draw(rng, number, mood) for number in range(CALLS)]
-        self.trouble = rng.random() < 0.5
-        self.calm = not self.trouble and not impatient
+        self.trouble = rng.random() < 0.5 or mood is STILL
+        self.calm = mood is STILL or (not self.trouble and not impatient)
         self._rng = rng
         self.group = 0
         self.deleted: set[int] = set()  # by a call
@@ -210,6 +217,8 @@ class Sequence:
             for _ in range(self._rng.randint(0, self.mood.most_troubles)):
                 world.at(0.2 + 3.0 * self._rng.random(), self._trouble(self._rng))
         world.run(ranks)
+        if world.crashed and self.mood is STILL:
+            raise Violation(f"a rank was ended, or has failed: {[str(rank.error) for rank in ranks]}")
         world.crashed = world.crashed or not last
         if world.crashed:
             for rank in ranks:
@@ -243,6 +252,8 @@ class Sequence:
                 if host.loop is not None and not host.loop.has_vanished():
                     remove(host.loop.arena.path)
                     self.truth.memory_gone(self.stored())
+            elif kind == "still":
+                world.stand_still(20.0 + 200.0 * rng.random())
             elif kind == "trainer":
                 world.kill_rank(rank)
             elif kind == "outage":
@@ -391,9 +402,9 @@ class Player:
         self.data.state = str(token).encode()
         custom = {"token": token, "log": "x" * (LARGE_CHARS if self.large else 0)}
         nothing_yet = not self.truth.published
-        began_s = self.rank.world.now_s
+        began_s = self.rank.world.clock()
         got = self.manager.save(step, state, items={"data": self.data}, metrics={"loss": token}, custom=custom, force=force)
-        took_s = self.rank.world.now_s - began_s
+        took_s = self.rank.world.clock() - began_s
         if not force and self.sequence.ranks == 1 and took_s > MOST_WAIT_S * self.rank.world.paces[0]:
             # The first package may have been on its way, or somebody had only just come back.
             starts = nothing_yet or any(line.endswith((" s: coordinator", " s: host")) for line in self.sequence.told)

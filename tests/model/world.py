@@ -40,6 +40,7 @@ from raystate.core.formats.messages import (
     Write,
 )
 from raystate.manager import StateManager
+from raystate.own_time import OwnTime
 from raystate.runtime.coordinator_loop import CoordinatorLoop, Workers
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.host_loop import HostLoop
@@ -266,9 +267,9 @@ class ModelLink:
         loop = world.coordinator
         if loop is None:
             raise Unreachable("no Coordinator")
-        if loop.ended:
-            raise Gone("the run is over")
         future = loop.ask(event)
+        if loop.ended and not future.done():  # an answer that was not read yet is still there
+            raise Gone("the run is over")
         deadline_s = world.now_s + timeout_s
         while not future.done():
             if world.coordinator is not loop or loop.ended:
@@ -325,7 +326,7 @@ class ModelLink:
         del rank, world
 
     def clock(self) -> float:
-        return self.world.now_s
+        return self.world.clock()
 
     def rest(self, condition: threading.Condition | None = None, seconds: float = 0.002) -> None:
         del condition
@@ -489,6 +490,7 @@ class World:
         self.ranks = ranks
         self.paces = tuple(paces) or (1.0,) * ranks
         self.now_s = 0.0
+        self._own_time = OwnTime(lambda: self.now_s)
         self.slow = self.stuck = False
         self.finished = False
         self.tasks: list[tuple[float, Callable[[], None]]] = []  # by their time; of one time, as they came
@@ -538,7 +540,12 @@ class World:
         return self._number
 
     def clock(self) -> float:
-        return self.now_s
+        """Of each process: all run, and stand still, together."""
+        return self._own_time()
+
+    def stand_still(self, seconds: float) -> None:
+        """All processes at once: a frozen cgroup, a moved machine. What others do for them goes on."""
+        self.now_s += seconds
 
     def storage_delay(self) -> float:
         if self.stuck:
@@ -731,6 +738,7 @@ class World:
         outstanding = (len(self.tasks), len(self.events))
         self.now_s += TURN_S if self._waiting < WAITING_TURNS else WAITING_TURN_S
         now_s = self.now_s
+        self._own_time()
         scripts = [script for rank in ranks for script in rank.scripts]
         choices: list[Callable[[], Any]] = [one.step for one in scripts if not one.finished and one.wake_s <= now_s]
         choices += self.turns.values()

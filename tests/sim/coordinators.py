@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.coordinator.machine import NO_REST, Coordinator
@@ -30,6 +31,7 @@ from raystate.core.formats.messages import (
     Tick,
     Write,
 )
+from raystate.own_time import OwnTime
 from tests.sim.faults import spring_folder_trap
 from tests.sim.nodes import Proc
 from tests.sim.storage import FILES, MARKER, Package, Token
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 TICK_S = 2.5
 BATCHED = 0.1  # of the events come just before another one
 KEPT = 2  # steps that retention keeps
+_JUDGES = re.compile(
+    r"is (down|silent)|made no step|failed \(try|did not (finish|construct|close)|is withdrawn|waited|are? not reported"
+)
 
 
 class CoordinatorProc(Proc):
@@ -52,7 +57,8 @@ class CoordinatorProc(Proc):
         self.writer = writer
         self.core = Coordinator(world.settings)
         self.dead_before = dead
-        self.born_s = world.now_s
+        born_s = world.now_s
+        self.own_time = OwnTime(lambda: world.now_s - born_s)
         self.over = False
 
     # ---------------------------------------------------------------- the claim
@@ -96,7 +102,7 @@ class CoordinatorProc(Proc):
             return
         if more := event is not _TICK and self.world.random() < BATCHED:
             self.world.on(self, 0.1 * self.world.random(), self.feed, _TICK)
-        commands = self.core.handle(event, self.world.now_s - self.born_s, more=more)
+        commands = self.core.handle(event, self.own_time(), more=more)
         if more:  # judged by the hosts that were known then: the batch may bring another one
             self.world.check_stable(self, SnapshotId(self.core.snapshots._lineage, *self.core.snapshots.stable))
         for command in commands:
@@ -104,6 +110,8 @@ class CoordinatorProc(Proc):
             if isinstance(command, Log):
                 if command.text.startswith(NO_REST):
                     self.world.violated(f"the Coordinator settles: {command.text}")
+                if self.world.is_still and _JUDGES.search(command.text):
+                    self.world.violated(f"standing still is no fault of others: {command.text}")
                 if self.world.tracing:
                     self.world.trace.append((self.world.now_s, f"{self.writer} log", command.text))
                 continue

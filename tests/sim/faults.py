@@ -297,6 +297,17 @@ COPY_FAULTS: dict[str, Callable[[World], None]] = {
     "stall_copies": stall_copies,
 }
 
+
+def all_stand_still(world: World) -> None:
+    """A frozen cgroup, a moved machine: hours later all goes on, one process a little after the other."""
+    still_s = 3.5 + 120.0 * world.random()
+    world.heap[:] = [(when + still_s, number, proc, fn, args) for when, number, proc, fn, args in world.heap]
+    for proc in {proc for _, _, proc, _, _ in world.heap if proc is not None}:
+        proc.wake_s = max(proc.wake_s, world.now_s + still_s + world.random())
+
+
+STILL: dict[str, Callable[[World], None]] = {"all_stand_still": all_stand_still}
+
 # With several copies of each snapshot.
 PAIRS: dict[str, Callable[[World], None]] = {"lose_two_nodes": lose_two_nodes, "lose_two_nodes_2": lose_two_nodes}
 

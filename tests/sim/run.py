@@ -40,6 +40,7 @@ def simulate(
     trace: bool = False,
     replicas: int = 0,
     rivals: bool = False,
+    is_still: bool = False,
 ) -> Result:
     """Play one schedule.
 
@@ -50,11 +51,12 @@ def simulate(
         trace: keep the event log even if nothing is wrong.
         replicas: peer copies; with them there are up to four hosts (five with two copies), and more of them are lost.
         rivals: with peer copies, Coordinators are replaced while they live, too.
+        is_still: nothing else goes wrong than that all processes stand still together, now and then.
 
     Returns:
         The result; after a violation the schedule is played again to give its event log.
     """
-    world = World(seed, events, mutations, trace, replicas, rivals)
+    world = World(seed, events, mutations, trace, replicas, rivals, is_still)
     violation = ""
     world.start_coordinator(world.dead_first)
     world.at(0.2, world.launch)
@@ -64,7 +66,9 @@ def simulate(
     except Violation as error:
         violation = f"seed {seed}: {error}"
         if not trace:
-            return simulate(seed, events=events, mutations=mutations, trace=True, replicas=replicas, rivals=rivals)
+            return simulate(
+                seed, events=events, mutations=mutations, trace=True, replicas=replicas, rivals=rivals, is_still=is_still
+            )
     lines = tuple(f"{when:8.3f} {name} {args}" for when, name, args in world.trace) if world.tracing else ()
     return Result(
         seed=seed,

@@ -17,7 +17,7 @@ from raystate.core.formats.messages import (
     StopAsked,
 )
 from tests.sim.coordinators import CoordinatorProc
-from tests.sim.faults import COPY_FAULTS, FAULTS, PAIRS, RIVALS, announce, spring_copy_trap, stand_still
+from tests.sim.faults import COPY_FAULTS, FAULTS, PAIRS, RIVALS, STILL, announce, spring_copy_trap, stand_still
 from tests.sim.launcher import Launcher
 from tests.sim.nodes import HostProc, Node
 from tests.sim.storage import BEFORE, Storage, Violation
@@ -57,10 +57,12 @@ class World(Launcher):
         tracing: bool,
         replicas: int,
         rivals: bool,
+        is_still: bool,
     ):
         self.seed = seed
-        self.faults = FAULTS
-        if replicas:
+        self.is_still = is_still
+        self.faults = STILL if is_still else FAULTS
+        if replicas and not is_still:
             self.faults = COPY_FAULTS | (PAIRS if replicas > 1 else {}) | (RIVALS if rivals else {})
         rng = Random(seed)
         hosts = rng.choice(HOSTS[min(replicas, 2)])
@@ -71,6 +73,8 @@ class World(Launcher):
             self.save_every = rng.choice((9, 40))  # what is only in memory matters more
         settings = replace(_RUN, save_every_s=4.0) if rng.random() < 0.2 else _RUN
         if seed % HANGING == HANGING - 2:
+            settings = replace(settings, hang_timeout_s=6.0)
+        if is_still:
             settings = replace(settings, hang_timeout_s=6.0)
         if replicas:
             settings = replace(settings, replicas=replicas, copy_timeout_s=5.0)
@@ -87,8 +91,9 @@ class World(Launcher):
         self.failures: list[Any] = []
         self.lost_acks = 0
         self.trap = ""  # the operation at which the next fault strikes
-        self.folder_goes_away = seed % AWAY == 6
-        self.is_elastic = bool(replicas) and seed % ELASTIC == ELASTIC - 1
+        self.folder_goes_away = seed % AWAY == 6 and not is_still
+        self.lossy = 0.0 if is_still else self.lossy
+        self.is_elastic = bool(replicas) and not is_still and seed % ELASTIC == ELASTIC - 1
         for index in range(hosts):
             self.add_node(index, 0)
         if rng.random() < 0.6:
@@ -184,9 +189,10 @@ class World(Launcher):
         for _ in range(FEWEST_FAULTS + int(2 * self.random())):
             kind = kinds[int(self.random() * len(kinds))]
             self.at(1.0 + span_s * self.random(), self._fault, kind)
-        if self.seed % ANNOUNCED == 0:  # beside the others, so that all other seeds name the schedules that they always have
+        # Beside the others, so that all other seeds name the schedules that they always have.
+        if self.seed % ANNOUNCED == 0 and not self.is_still:
             self.at(1.0 + span_s * self.random(), announce, self)
-        if self.settings.hang_timeout_s is not None:
+        if self.settings.hang_timeout_s is not None and not self.is_still:
             self.at(1.0 + span_s * self.random(), stand_still, self)
         self.at(span_s + 1.5, self.heal)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raystate.core.coordinator.context import Barrier, Context, all_have, brief, ranks_text
+from raystate.core.coordinator.context import Barrier, Context, all_have, brief, named, ranks_text
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.formats.commands import EndTrainers
@@ -379,9 +379,8 @@ class Joins:
         hosts = {} if group is None else group.hosts
         pieces = {} if snap is None else snap.pieces
         views = {rank: self.memory.hosts.get(host) for rank, host in sorted(hosts.items()) if rank not in pieces}
-        down = [rank for rank, view in views.items() if view is not None and not view.up]
-        if down:
-            return f"step {key.step} is out of reach: the hosts of {self.where(down)} are down"
+        if away := [f"the host of {self.where([rank])} is {view.why_down}" for rank, view in views.items() if view and not view.up]:
+            return f"step {key.step} is out of reach: {named(away)}"
         if snap is None:
             return f"no host holds a piece of step {key.step}"
         if missing := [rank for rank in range(snap.world) if rank not in pieces]:

@@ -29,7 +29,7 @@ class HostView:
     heard_s: float  # when its last report came in
     up_s: float  # since when it is up
     up: bool = True
-    why_down: str = ""
+    why_down: str = ""  # what it is then, for messages: "down: …", "silent for …"
     incarnation: str = ""
     past: dict[str, int] = field(default_factory=dict[str, int])  # replaced incarnations, each with the newest report number seen
     summary_seq: int = -1

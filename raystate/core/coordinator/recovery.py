@@ -108,6 +108,10 @@ class Restores:
                 self._begin(group)
             self._asks.resume(event)
             return
+        if self.phase in ("retiring", "discarding") and event.ask in self._asks.everybody():
+            # Said once more, by a rank that has waited long: it waits for the outcome still.
+            # (test_recovery.test_a_rank_that_says_again_how_its_restore_went_waits_on)
+            return
         if self.phase != "trying" or choice is None or not self._is_for(group):
             self.context.fail(
                 [event.ask],

@@ -321,7 +321,7 @@ class Saves:
         """A host is down or has started anew: it will not finish its part."""
         job = self.running
         if job is not None and job.phase == "writing" and host in job.waiting:
-            self._fail(job, f"host {host} is gone: {why}", of_storage=False, counts=False)
+            self._fail(job, f"host {host} is {why}", of_storage=False, counts=False)
 
     def _look_at_deadlines(self) -> None:
         """Orders whose answer may be lost are repeated, too."""

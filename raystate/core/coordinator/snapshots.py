@@ -71,7 +71,7 @@ class Snapshots:
         """False for an incarnation that has been replaced."""
         new = self.memory.incarnate(view, incarnation, seq)
         if new:
-            self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
+            self.saves.host_gone(view.host, f"another one: its HostActor started anew ({incarnation})")
             self.saves.absence.came(view.host)
             self._unadvised.append(view)
         return new is not None
@@ -87,15 +87,16 @@ class Snapshots:
         view = self.memory.hosts.get(event.host)
         if view is not None:
             if view.up:
-                self._fall(view, event.reason)
+                self._fall(view, f"down: {event.reason}", level="warning")
             self.saves.absence.lost(view.host)
 
     def give_up_on(self, host: HostId, why: str) -> None:
-        """Count a host as down that answers too late; its next report brings it back."""
-        self._fall(self.memory.hosts[host], why)
+        """Wait no longer for a host that answers too late; its next report brings it back."""
+        self._fall(self.memory.hosts[host], f"not waited for: {why}")
 
-    def _fall(self, view: HostView, why: str) -> None:
-        self.context.log("warning", f"host {view.host} is down: {why}")
+    def _fall(self, view: HostView, why: str, *, level: str = "info") -> None:
+        """A host that only says nothing is most often busy: no warning, and it isn't called down."""
+        self.context.log(level, f"host {view.host} is {why}")
         self.memory.forget(view, why)
         self.memory.gathering.discard(view.host)
         self.saves.host_gone(view.host, why)
@@ -322,7 +323,7 @@ class Snapshots:
         now_s, settings = self.context.now_s, self.context.settings
         for view in self.memory.views:
             if view.up and now_s - view.heard_s >= settings.host_timeout_s:
-                self._fall(view, f"it has said nothing for {now_s - view.heard_s:.1f} s")
+                self._fall(view, f"silent for {now_s - view.heard_s:.0f} s")
             elif view.up:
                 self.memory.tell_discard(view)
         self.copying.tick()

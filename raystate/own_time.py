@@ -1,0 +1,58 @@
+"""Time as this process has lived it. What it stood still itself (a SIGSTOP, a frozen cgroup, a moved machine) counts against no other."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+
+from raystate.waits import HOST_SILENT_S, LOOK_EVERY_S
+
+
+class OwnTime:
+    """A monotonic clock that leaves out each gap between two readings, and the moment behind it in which others are heard again.
+
+    So marks of what others did last, and deadlines for them, move by as much as their judge was late. (test_own_time)
+
+    Args:
+        clock: monotonic seconds. The reader sees to it that readings are never as far apart as a gap.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._lock = threading.RLock()  # a signal handler may ask while its thread does
+        self._read_s = clock()
+        self._left_out_s = 0.0
+        self._listens_until_s = float("-inf")
+
+    def __call__(self) -> float:
+        with self._lock:
+            now_s = self._clock()
+            gap_s = now_s - self._read_s
+            if gap_s >= HOST_SILENT_S:
+                self._listens_until_s = now_s + HOST_SILENT_S
+            if gap_s >= HOST_SILENT_S or now_s < self._listens_until_s:
+                self._left_out_s += gap_s
+            self._read_s = now_s
+            return now_s - self._left_out_s
+
+
+_own_time = OwnTime(time.monotonic)
+
+
+def own_time() -> float:
+    """Monotonic seconds of this process, as above: in place of `time.monotonic` wherever another
+    process is judged, or waited for."""
+    _read_often()
+    return _own_time()
+
+
+@functools.cache
+def _read_often() -> None:
+    def read() -> None:
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            _own_time()
+
+    threading.Thread(target=read, name="raystate-own-time", daemon=True).start()
