@@ -67,7 +67,7 @@ class StateManager:
         self._session = Session(link, config, rank=rank, world=world, group=group)
         self._pipeline = Pipeline(self._session)
         self._last = NewestSave(self._pipeline)
-        self._durable = DurableSteps(self._session)
+        self._durable = DurableSteps(self._session, self._pipeline.show_life)
         self._restoring = Restoring(self._session, self._pipeline, self._storage, self._settled)
         self._ranking = Ranking(config, rank)
         self._events = RunEvents(self._storage.url, rank=rank)
@@ -131,9 +131,8 @@ class StateManager:
         """
         self._check_open()
         if rollback and step is None:
-            raise ConfigError(
-                "restore(rollback=True) needs the step to go back to: restore(step=…, rollback=True)", field="rollback"
-            )
+            text = "restore(rollback=True) needs the step to go back to: restore(step=…, rollback=True)"
+            raise ConfigError(text, field="rollback")
         wanted = Wanted(
             reference=reference,
             items=items,
@@ -270,6 +269,7 @@ class StateManager:
 
     def should_save(self, step: int) -> bool:
         """Whether `save(step)` would make the step durable by the step rule."""
+        self._pipeline.show_life()
         with self._pipeline.lock:
             return self._pipeline.machine.would_be_durable(check_step(step))
 
@@ -318,6 +318,7 @@ class StateManager:
 
     def check_for_errors(self) -> None:
         """Raise StorageError if a due step could not be made durable since the last durable one."""
+        self._pipeline.show_life()
         if error := lost_steps((*self._pipeline.errors, *self._session.save_errors())):
             raise error
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -91,8 +92,9 @@ class DurableSteps:
     counts: a step may have been removed.
     """
 
-    def __init__(self, session: Session):
+    def __init__(self, session: Session, asked: Callable[[], None]):
         self._session = session
+        self._asked = asked  # is told of each question
         self._known = -1
         self._as_of = (0, 0)  # (attempt, seq) of the newest Advice at the last restore: what is older is of before it
 
@@ -107,6 +109,7 @@ class DurableSteps:
 
     def answered(self, step: int) -> None:
         """The Coordinator, or storage, says that this step is durable."""
+        self._asked()
         self._known = max(self._known, step)
 
     def told(self) -> int:
@@ -116,11 +119,13 @@ class DurableSteps:
 
     def latest(self) -> int | None:
         """The newest, None if there is none."""
+        self._asked()
         known = -1 if self._session.is_over else max(self._known, self.told())
         return known if known >= 0 else self.reader.latest_step()
 
     def list(self) -> list[int]:
         """All, ascending."""
+        self._asked()
         steps = self.reader.all_steps()
         self._known = max(steps, default=-1)
         return steps

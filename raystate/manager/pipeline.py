@@ -26,7 +26,7 @@ from raystate.manager.skipped import SkippedStep
 from raystate.manager.staging import SaveArguments, StepCopy, keep, stage
 from raystate.orbax.save_policies import due_by_step
 from raystate.restored import STATE
-from raystate.waits import MOMENT_S, QUICK_ANSWER_S
+from raystate.waits import LOOK_EVERY_S, MOMENT_S, QUICK_ANSWER_S
 
 logger = logging.getLogger("raystate")
 
@@ -60,6 +60,7 @@ class Pipeline:
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
         self._jobs: deque[StepCopy] = deque()
         self._running: StepCopy | None = None
+        self._silent_until_s = 0.0
         self._skipped = SkippedStep()
         self._pauses: set[object] = set()  # of those that want that nothing begins
         self._pace = StoragePace(session)
@@ -374,6 +375,13 @@ class Pipeline:
         """Write the machine's word."""
         with self.lock:
             self._session.write_word(self.machine.word())
+
+    def show_life(self) -> None:
+        """Any call is a sign of life for the hang watch: a word, if it is a while since the last."""
+        now_s = self._session.link.clock()
+        if now_s >= self._silent_until_s and not self._session.is_over:
+            self._silent_until_s = now_s + LOOK_EVERY_S
+            self.speak()
 
     def close(self) -> None:
         """End the background turn: finish copies that have a slot; give up steps without one."""

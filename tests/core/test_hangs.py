@@ -31,6 +31,18 @@ def test_where_all_are_level_all_are_meant():
     assert {(one.host, one.hanging) for one in ended(driver)} == {("a", (0,)), ("b", (1,))}
 
 
+def test_any_call_is_a_sign_of_life():
+    """A loop that saves each hour, and asks at each step whether it is to stop."""
+    driver = training(hang_timeout_s=LIMIT_S)
+    for _ in range(4):
+        driver.now_s += LIMIT_S / 2
+        driver.say(4)
+        later(driver, 0.1)
+    assert not ended(driver)
+    later(driver, LIMIT_S + 1)
+    assert len(ended(driver)) == 2, "they say nothing any more"
+
+
 def test_of_all_that_hang_the_stacks_are_told():
     driver = training(hang_timeout_s=LIMIT_S)
     later(driver, LIMIT_S + 1)

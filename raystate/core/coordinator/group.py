@@ -37,6 +37,7 @@ class Group:
     left: set[int] = field(default_factory=set[int])  # ranks that have gone on purpose
     acked: int = 0  # newest proposal that a rank has agreed to
     moved_s: dict[int, float] = field(default_factory=dict[int, float])  # when the rank's newest step last changed
+    lived_s: dict[int, float] = field(default_factory=dict[int, float])  # when it last said a word: by any call of its manager
     newest: int = -1  # of any rank
 
     @property
@@ -294,6 +295,7 @@ class Joins:
                 group.world = self.context.ranks = one.world
             group.hosts[one.rank] = view.host
             group.seen[one.rank] = one
+            group.lived_s[one.rank] = self.context.now_s
             group.newest = max(group.newest, one.newest_step)
             if one.ack_ok and one.ack_id > group.acked:
                 group.acked = one.ack_id

@@ -128,7 +128,7 @@ class Laggards:
         return max(self._context.settings.barrier_timeout_s, UNUSUAL * self._longest_s)
 
     def _stills_s(self, group: Group) -> dict[int, float]:
-        """Rank -> how long it has made no step, by its host's last report.
+        """Rank -> how long it has made no step and no other call, by its host's last report.
 
         While a host is down, its trainers' steps are not seen. They count as still for as long as
         all the others stand still, since those would wait for them.
@@ -137,7 +137,7 @@ class Laggards:
         for rank in group.seen:
             view = self._joins.memory.hosts[group.hosts[rank]]
             if view.up:
-                seen[rank] = view.heard_s - max(self._since_s, group.moved_s[rank])
+                seen[rank] = view.heard_s - max(self._since_s, group.lived_s[rank])
         unseen = dict.fromkeys(group.seen, min(seen.values(), default=0.0))
         return unseen | seen
 
