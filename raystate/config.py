@@ -82,9 +82,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         save_policy: one of Orbax's `SaveDecisionPolicy`s instead of `save_every_*`, alone or in its `AnySavePolicy`. All hosts save the
             same steps: see `raystate.orbax.save_policies`. A save that is lost, because storage failed, is made again only where
             Orbax would: `InitialSavePolicy` wants a step until the run has one, `SpecificStepsPolicy` these steps and no others.
-        check_saves: "warn": name, at the first `save`, each dtype, shape, leaf or item that this
-            run's restore would refuse or leave out, and an object's address in the state, such as
-            `<Source object at 0x7f…>`. "error": `save` refuses these. "off": don't look.
+        check_saves: "error": the first `save` of what no restart of this run could take is refused: another dtype, shape, tree or item
+            than its restore asks for, and an object's address in an iterator's state, such as `<Source object at 0x7f…>`. What a
+            restart would leave out is a warning. "warn": all of it is. "off": don't look.
         snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: only steps that become
             durable.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (one is being filled, one is kept).
@@ -144,7 +144,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     save_every_s: Seconds | None = None
     save_policy: SavePolicy | None = None
 
-    check_saves: Literal["warn", "error", "off"] = "warn"
+    check_saves: Literal["error", "warn", "off"] = "error"
 
     snapshot_every_steps: NaturalInt = 1
     snapshot_slots: Annotated[int, Field(ge=2)] = 3

@@ -32,7 +32,11 @@ _WAY_OUT = (
     "Give `restore_or_init` (or the reference of `restore`) the form that the training step gives: "
     "the same paths, shapes and dtypes. Steps in the other form are restored by "
     "manager.restore(reference) with a reference of that form. "
-    'StateConfig(check_saves="off") turns this check off.'
+    'With StateConfig(check_saves="warn") they are saved all the same.'
+)
+_NO_RESTORE = (
+    "this StateManager has restored nothing, and the next start of a script without restore_or_init(), or restore(), is refused. "
+    "Call it before the loop, at each start, and begin the loop at restored.step"
 )
 
 
@@ -49,6 +53,7 @@ class _Array:
 
 # A local class has <locals> in its name.
 AN_ADDRESS = re.compile(rb"<[^\n]{1,300}? at 0x[0-9a-fA-F]{5,16}[^<>\n]{0,80}>")
+_A_NUMBER = re.compile(r"\d[\d.,]*( entr(y|ies)| [KMGT]?i?B)?")
 _MOST_TEXT = 1 << 20
 _ADDRESS = (
     "it is another one in each process, so a restart can't go on from it, or goes on elsewhere. "
@@ -78,6 +83,7 @@ class SaveCheck:
         self._asked: tuple[Any, dict[str, Any], ReadOptions] | None = None
         self._looked_at: tuple[Any, Any] = (None, None)
         self._sizes: set[tuple[int, int, object]] = set()  # of Python numbers, as far as they were looked at in this form
+        self.restores = mode == "off"  # the script calls a restore, or nothing is to be said of it
         self._told: set[str] = set()
 
     def asked(self, reference: object, items: Mapping[str, Any] | None, options: ReadOptions) -> None:
@@ -89,17 +95,23 @@ class SaveCheck:
             outlines = {name: _outline_of_item(item) for name, item in (items or {}).items()}
             self._asked = _outline(reference), outlines, options
 
+    def saved(self, step: int) -> None:
+        """A save was accepted."""
+        if not self.restores:
+            self.restores = True
+            self._tell(f"save(step={step}): {_NO_RESTORE}")
+
     def got(self, restored: Restored) -> None:
         """What the restore gave."""
         if restored.left_out:
             self._tell(f"step {restored.step}: {_left_out_text(restored.left_out, 'this restore leaves out')}")
 
     def look(self, described: Described, given: SaveArguments) -> None:
-        """Warn of what a restart would refuse, leave out or not understand.
+        """Warn of what a restart would leave out, refuse or not understand.
 
         Raises:
             ReferenceMismatchError: it would be refused, and `check_saves` is "error".
-            ConfigError: it holds an object's address, and `check_saves` is "error".
+            ConfigError: an iterator's state holds an object's address, and `check_saves` is "error".
         """
         items = given.items
         names = tuple(map(tuple, (items.trees, items.iterators, items.files, items.json_items)))
@@ -110,7 +122,7 @@ class SaveCheck:
             return
         for item, what, address in _addresses(described, given):
             text = f"save(step={given.step}): {what} holds an object's address, {address}: {_ADDRESS}"
-            if self._mode == "error":
+            if self._mode == "error" and item in items.iterators:
                 raise ConfigError(text, item=item)
             self._tell(text)
         if self._asked is not None:
@@ -139,7 +151,7 @@ class SaveCheck:
                 self._tell(f"save(step={given.step}): {_left_out_text(left_out, 'a restart leaves out')}")
 
     def _tell(self, text: str) -> None:
-        _, _, what = text.partition(":")  # the step is another one
+        what = _A_NUMBER.sub("#", text)  # the step is another one, and what grows has another size each time
         if what not in self._told:
             self._told.add(what)
             logger.log(logging.DEBUG if self._rank else logging.WARNING, text)

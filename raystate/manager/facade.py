@@ -224,7 +224,7 @@ class StateManager:
             True exactly when this step will be durable; the same on every process. Step 0 is due only with `force`, or by a policy.
 
         Raises:
-            ConfigError: an argument that can't be saved; names it. ReferenceMismatchError: only with `check_saves="error"`.
+            ConfigError: an argument that can't be saved; names it. ReferenceMismatchError: no restart could take it (`check_saves`).
             StepOrderError: the step is older than the newest, or lies in storage from another past.
             CapacityError, BarrierTimeoutError (names the ranks that don't save), StaleAttemptError, Interrupted.
         """

@@ -109,6 +109,7 @@ class Pipeline:
                 self._session.refuse_overtaken(lineage)
                 decision = self._decide(given, described, force, decided)
             if not decision.wait:
+                self.check.saved(given.step)
                 return decision
             # At an agreed step: wait until all ranks have acknowledged it, or it is withdrawn.
             self._agreed.wait_or_raise(given.step)

@@ -157,6 +157,7 @@ class Restoring:
                     raise
             self._pipeline.begin(choice.begins, choice.origin)
             self._settled(reply)
+        self._pipeline.check.restores = True
         if wanted.step is None:
             self._pipeline.check.asked(wanted.reference, wanted.items, wanted.plain)
         if restored is None:

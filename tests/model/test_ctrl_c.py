@@ -33,7 +33,7 @@ def state(step: int, size: int = 100) -> dict[str, Any]:
 
 def play(at: int, cut: Callable[[raystate.StateManager], Any], after: Callable[[raystate.StateManager], None]) -> bool:
     """Three steps, a call that is interrupted, what the script does then, and many more steps. Whether there was an interruption."""
-    world = World(at, ranks=1, nodes=1)
+    world = World(at, ranks=1, nodes=1, check_saves="off")
     came: list[bool] = []
 
     def train(rank: Rank) -> None:

@@ -33,7 +33,7 @@ def from_tier(tier: str, state: Any, use: Callable[[StateManager, dict[str, Any]
     Args:
         use: called with a manager, and with the options of `restore_or_init` that name the source.
     """
-    world = World(5, ranks=2, nodes=2, save_every_steps=100)
+    world = World(5, ranks=2, nodes=2, save_every_steps=100, check_saves="off")
     folder = Path(tempfile.mkdtemp())
     got: list[Restored | None] = []
 
