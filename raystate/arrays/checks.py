@@ -17,8 +17,8 @@ from jax.core import Tracer
 
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.texts import printable
+from raystate.value import MOST_BITS, MOST_LEVELS
 
-MOST_LEVELS = 100  # of nested containers: what writes and copies JSON calls itself for each
 _LARGEST_STEP = 2**63 - 1
 
 
@@ -186,7 +186,7 @@ def plain_json(argument: str, value: Any, path: tuple[Any, ...] = (), *, where: 
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):
-        if value.bit_length() > 10_000:  # Python reads and writes no more than 4,300 digits
+        if value.bit_length() > MOST_BITS:
             raise refused(f"an int of {value.bit_length()} bits can't be written; give a string")
         return int(value)
     if isinstance(value, float):

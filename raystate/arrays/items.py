@@ -19,6 +19,7 @@ from raystate.arrays.checks import check_text, of_a_class, plain_json, shown
 from raystate.arrays.leaves import is_abstract
 from raystate.arrays.names import MOST_ITEM_CHARACTERS
 from raystate.core.formats.errors import ConfigError, ItemTopologyError, ReferenceMismatchError, callers_code
+from raystate.value import read, written
 
 logger = logging.getLogger("raystate")
 
@@ -123,10 +124,10 @@ def _named(method: str, name: str) -> Generator[None, None, None]:
 
 
 def iterator_state(name: str, iterator: Any) -> bytes:
-    """The bytes that grain's own checkpoint handler would write for this iterator.
+    """The bytes that grain's own checkpoint handler would write for this iterator, as far as its state is JSON.
 
     Raises:
-        ConfigError: its state is neither bytes nor text nor JSON.
+        ConfigError: its state has something in it that would not come back as it is.
     """
     with _named("get_state", name):
         state = iterator.get_state()
@@ -136,7 +137,7 @@ def iterator_state(name: str, iterator: Any) -> bytes:
     if isinstance(state, str):
         check_text("items", (), "it", state, empty=True, where=where, item=name)
         return state.encode()
-    return json.dumps(plain_json("items", state, where=where, item=name), indent=4).encode()
+    return json.dumps(written(state, where, name), indent=4).encode()
 
 
 def is_state_of(value: Any, iterator: Any) -> bool:
@@ -216,7 +217,8 @@ def _like(name: str, current: Any, state: bytes) -> Any:
         return state
     is_text = isinstance(current, str)
     try:
-        return state.decode() if is_text else json.loads(state)
+        with _named("the saved state", name):
+            return state.decode() if is_text else read(json.loads(state))
     except (ValueError, RecursionError) as error:
         # Not CorruptCheckpointError, which sets the step aside: a run's own step has had its checksums compared by now.
         form = "text" if is_text else "JSON"

@@ -1,7 +1,9 @@
 """Items: sorting, serialization in save(), and dealing iterator states out again."""
 
+import collections
 import json
-from typing import Any
+import random
+from typing import Any, NamedTuple
 
 import grain
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from raystate.arrays.items import is_iterator, pack_items, set_iterators
-from raystate.core.formats.errors import ConfigError, ItemTopologyError, RaystateError
+from raystate.core.formats.errors import ConfigError, ItemTopologyError, RaystateError, ReferenceMismatchError
 
 
 class Counter:
@@ -69,6 +71,92 @@ def test_an_iterator_gets_its_state_back_in_its_own_form(form):
     fresh = Counter(*FORMS[form])
     set_iterators({"data": fresh}, {"data": {0: state}}, old_world=1, world=1, process_index=0)
     assert fresh.n == 5
+
+
+class Place(NamedTuple):
+    """Where a reader stands."""
+
+    shard: int
+    rows: tuple[int, ...] = ()
+
+    class Inner(NamedTuple):
+        """In a class."""
+
+        at: int
+
+
+NOT_JSON = {
+    "random's state": random.Random(3).getstate(),
+    "numpy's state": np.random.RandomState(3).get_state(),
+    "tuples in a list": {"seen": [(1, "a"), (2, ("b",), ())]},
+    "named tuples": {"at": Place(3, (1, 2)), "in": [Place.Inner(1)]},
+    "an OrderedDict": collections.OrderedDict([("b", 1), ("a", [(2,)])]),
+    "a Counter": {"words": collections.Counter("abracadabra")},
+    "numpy numbers": {"at": np.int64(3), "mean": np.float64(0.5), "name": np.str_("x"), "any": np.bool_(True)},
+    "an array": {"order": np.arange(5, dtype=np.int16)},
+    "keys that are no text": {1: "a", (2, 3): "b", None: "c", "d": {True: 0.5}},
+    "sets": {"done": {3, 1, 2}, "names": frozenset(("b", "a"))},
+    "bytes": [b"\x00\xff", b""],
+    "half a character": {"a": "\ud800"},
+    "our own mark": {"raystate": ["tuple", 1], "more": {"raystate": {"raystate": 2}}},
+}
+
+
+def _same(got: Any, want: Any) -> bool:
+    assert type(got) is type(want)
+    if isinstance(want, np.ndarray):
+        return got.dtype == want.dtype and np.array_equal(got, want)
+    if isinstance(want, dict):
+        return list(got) == list(want) and all(_same(got[key], want[key]) for key in want)
+    if isinstance(want, list | tuple):
+        return len(got) == len(want) and all(map(_same, got, want))
+    return got == want
+
+
+@pytest.mark.parametrize("state", NOT_JSON.values(), ids=NOT_JSON)
+def test_what_json_changes_comes_back_as_it_was(state: Any):
+    """Whatever a new iterator has at its beginning: `random.setstate` of a list fails at each restart."""
+    packed = pack_items({"data": Counter(lambda _: state)}, process_index=0).iterators["data"]
+    got: list[Any] = []
+    fresh = Counter(lambda _: None, got.append)
+    set_iterators({"data": fresh}, {"data": {0: packed}}, old_world=1, world=1, process_index=0)
+    assert _same(got[0], state)
+
+
+def test_what_is_json_is_written_as_json():
+    """As grain and stock Orbax read it."""
+    state = {"a": [1, 2.5, None, True, "x"], "b": {"": {}}}
+    assert pack_items({"data": Counter(lambda _: state)}, process_index=0).iterators["data"] == json.dumps(state, indent=4).encode()
+    mixed = pack_items({"data": Counter(lambda n: {"n": n, "seen": (1,)})}, process_index=0).iterators["data"]
+    assert json.loads(mixed) == {"n": 0, "seen": {"raystate": ["tuple", 1]}}
+
+
+def test_equal_sets_are_equal_bytes():
+    """Each process has another hash of a text: an equal state could not be dealt out to others."""
+    one, other = (pack_items({"data": Counter(lambda _, n=n: set(n))}, process_index=0).iterators for n in (["8", "0"], ["0", "8"]))
+    assert one == other and json.loads(one["data"])["raystate"] == ["set", "0", "8"]
+
+
+class Mode(int):
+    """More than the number that JSON keeps."""
+
+
+def test_what_would_come_back_as_another_is_refused_by_name():
+    local = collections.namedtuple("local", "a")  # of no module: the next process can't know it
+    endless: list[Any] = []
+    endless.append(endless)
+    others: list[Any] = [collections.defaultdict(int), collections.deque([1]), Mode(1), local(1), bytearray(1), 1j, jnp.ones(1)]
+    for held in (*others, endless, 1 << 20_000):
+        with pytest.raises(ConfigError, match=r"the state of iterator 'data', a(/0)*: it can hold .* not a"):
+            pack_items({"data": Counter(lambda _, held=held: {"a": held})}, process_index=0)
+
+
+def test_a_named_tuple_that_is_another_now_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    packed = pack_items({"data": Counter(lambda _: Place(1))}, process_index=0).iterators["data"]
+    monkeypatch.setattr(f"{__name__}.Place", collections.namedtuple("Place", "shard row"))
+    with pytest.raises(ReferenceMismatchError, match=r"named tuple .*:Place of shard, rows") as caught:
+        set_iterators({"data": Counter()}, {"data": {0: packed}}, old_world=1, world=1, process_index=0)
+    assert caught.value.__notes__ == ["raised by the saved state of item 'data'"]
 
 
 @pytest.mark.parametrize("make", [_dataset, _loader], ids=["DatasetIterator", "DataLoaderIterator"])

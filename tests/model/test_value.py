@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def test_what_it_cannot_hold_is_refused(tmp_path: Path):
         raystate.Value(print, {})  # pyright: ignore[reportArgumentType]
     fields = np.zeros(2, [("a", "i4"), ("b", "f4")])
     masked = np.ma.masked_array([1, 2], [True, False])
-    comes_back_as_another = (Counter("a"), OrderedDict(a=1), masked, fields, fields[0], np.str_(""), np.array(["a"], "T"))
-    for held in (object(), {1: 2}, np.array([None]), *comes_back_as_another):
-        with pytest.raises(raystate.ConfigError, match="a Value holds"):
+    comes_back_as_another = (defaultdict(int), masked, fields, fields[0], np.str_(""), np.array(["a"], "T"))
+    for held in (object(), np.array([None]), *comes_back_as_another):
+        with pytest.raises(raystate.ConfigError, match="a Value: it can hold"):
             raystate.save(tmp_path / "one", STATE, items={"x": raystate.Value(lambda held=held: held, print)})
