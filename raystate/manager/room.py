@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from raystate.arena import TrainerArena
 from raystate.arrays.tree import Described
+from raystate.core.formats.errors import CapacityError
 from raystate.core.trainer.machine import Trainer
 from raystate.manager.session import Session, Slots
 from raystate.manager.staging import SaveArguments, table_bytes_of
 
 LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
+LEAST_ROOM_BYTES = 1 << 20  # to grow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,37 +49,52 @@ class Room:
         if again := self.again():
             return again
         table_bytes = table_bytes_of(described, given)
-        if arena is not None and known and table_bytes <= arena.table_capacity_bytes:
-            return None
-        data_bytes, buffer_bytes = layout.data_bytes, max(self._buffer_bytes, layout.write_buffer_bytes)
-        if arena is not None:
-            fits = data_bytes <= arena.data_capacity_bytes and table_bytes <= arena.table_capacity_bytes
-            if fits and buffer_bytes <= self._buffer_bytes:
-                return None
-            # Room to grow: the next bit more must not need other slots again.
-            table_bytes = max(table_bytes, arena.table_capacity_bytes)
-        if arena is None or table_bytes > arena.table_capacity_bytes:
+        if arena is None:
             table_bytes = max(LEAST_TABLE_BYTES, 2 * table_bytes)
-        return SlotNeed(data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=buffer_bytes)
+            return SlotNeed(data_bytes=layout.data_bytes, table_bytes=table_bytes, buffer_bytes=layout.write_buffer_bytes)
+        if known and table_bytes <= arena.table_capacity_bytes:
+            return None
+        has = self._has(arena)
+        need = SlotNeed(
+            data_bytes=max(layout.data_bytes, has.data_bytes),
+            table_bytes=max(table_bytes, has.table_bytes),
+            buffer_bytes=max(layout.write_buffer_bytes, has.buffer_bytes),
+        )
+        return None if need == has else need
+
+    def _has(self, arena: TrainerArena) -> SlotNeed:
+        """What the slots are good for."""
+        data_bytes, table_bytes = arena.data_capacity_bytes, arena.table_capacity_bytes
+        return SlotNeed(data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=self._buffer_bytes)
 
     def again(self) -> SlotNeed | None:
         """As much as now, where somebody has removed the slots' files; None: they are there, or there are none yet."""
         arena = self._session.arena
         if arena is None or not self._session.must_move():
             return None
-        data_bytes, table_bytes = arena.data_capacity_bytes, arena.table_capacity_bytes
-        return SlotNeed(data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=self._buffer_bytes)
+        return self._has(arena)
 
     def take(self, need: SlotNeed) -> None:
-        """Get such slots. Nothing is copied into those before meanwhile. Those whose files were
-        removed go first.
+        """Get such slots, with room to grow where they have to be larger than those before: the next
+        bit more must not need others again. Nothing is copied into those before meanwhile. Those
+        whose files were removed go first.
 
         Raises:
             CapacityError: they don't fit; the slots before stay.
         """
-        number, slots = self._session.config.snapshot_slots, None
+        arena = self._session.arena
+        roomy = need if arena is None else _with_room(need, self._has(arena))
         if self._session.must_move():
             self._session.move_out()
+        try:
+            self._allot(roomy)
+        except CapacityError:
+            if roomy == need:
+                raise
+            self._allot(need)
+
+    def _allot(self, need: SlotNeed) -> None:
+        number, slots = self._session.config.snapshot_slots, None
         try:
             slots = self._session.allot(
                 data_bytes=need.data_bytes, table_bytes=need.table_bytes, buffer_bytes=need.buffer_bytes, slots=number
@@ -94,3 +112,14 @@ class Room:
                 self._session.use(slots)
                 self._machine.new_slots(number)
                 self._session.write_word(self._machine.word())
+
+
+def _with_room(need: SlotNeed, has: SlotNeed) -> SlotNeed:
+    def roomy(needed: int, had: int) -> int:
+        return needed if needed <= had else needed + max(needed // 2, LEAST_ROOM_BYTES)
+
+    return SlotNeed(
+        data_bytes=roomy(need.data_bytes, has.data_bytes),
+        table_bytes=roomy(need.table_bytes, has.table_bytes),
+        buffer_bytes=roomy(need.buffer_bytes, has.buffer_bytes),
+    )
