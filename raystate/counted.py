@@ -11,6 +11,7 @@ from raystate.core.formats.errors import ConfigError, ItemTopologyError, Raystat
 logger = logging.getLogger("raystate")
 
 T = TypeVar("T")
+_ANEW = "it has to make a new one each time, from the beginning (lambda: iter(dataset))"
 
 
 class Counted(Generic[T]):
@@ -26,10 +27,14 @@ class Counted(Generic[T]):
     `make_iterator`, not around the Counted. Skipping reads all that is skipped; an iterator with
     `get_state` and `set_state`, such as grain's, goes straight to its place and needs no Counted.
 
+    A loop over it that has come to its end has passed one epoch; the next loop makes a new iterator, and begins anew. A restart goes on
+    in its epoch: `for epoch in range(batches.epoch, epochs): for batch in batches: …`.
+
     Each process counts its own items, and its count is for the number of processes that it was saved with.
 
     Args:
-        make_iterator: makes the iterator (or iterable) from its beginning; called at the first item, and again after a restore.
+        make_iterator: makes the iterator (or iterable) from its beginning; called at the first item of each epoch, and again after a
+            restore.
         shared: each process is given the same items (not a share of its own): a count holds for any number of processes then.
 
     Raises:
@@ -48,26 +53,47 @@ class Counted(Generic[T]):
         self._items: Iterator[T] | None = None
         self._used: Iterator[T] | None = None  # that has given something out
         self._count = 0
+        self._before = 0  # items of the epoch before, as far as this process has seen it
+        self._epoch = 0
+        self._at_end = False
 
     @property
     def count(self) -> int:
-        """Items given out so far, before a restore too."""
+        """Items given out so far in this epoch, before a restore too."""
         return self._count
 
+    @property
+    def epoch(self) -> int:
+        """Epochs that have been passed to their end, before a restore too."""
+        return self._epoch
+
     def __iter__(self) -> Iterator[T]:
+        self._at_end = False
         return self
 
     def __next__(self) -> T:
+        if self._at_end:  # until the next loop
+            raise StopIteration
         if self._items is None:
             self._items = self._at(self._count)
-        item = next(self._items)
+        try:
+            item = next(self._items)
+        except StopIteration:
+            if self._count == 0 < self._before:
+                raise ConfigError(
+                    f"the data of epoch {self._epoch + 1} have no first item, and those of the epoch before had {self._before}: "
+                    f"make_iterator goes over something that is used up; {_ANEW}",
+                    field="make_iterator",
+                ) from None
+            self._items, self._count, self._before, self._epoch, self._at_end = None, 0, self._count, self._epoch + 1, True
+            raise
         self._used = self._items
         self._count += 1
         return item
 
     def get_state(self) -> dict[str, int]:
-        """The count, and the number of processes that it holds for (0: any)."""
-        return {"count": self._count, "processes": 0 if self._shared else _processes()}
+        """The epoch, the count in it, and the number of processes that it holds for (0: any)."""
+        return {"epoch": self._epoch, "count": self._count, "processes": 0 if self._shared else _processes()}
 
     def set_state(self, state: Mapping[str, object]) -> None:
         """Go on behind what was given out. The items before are skipped when the next one is asked for.
@@ -76,10 +102,10 @@ class Counted(Generic[T]):
             ReferenceMismatchError: another kind of iterator saved that state.
             ItemTopologyError: it was saved with another number of processes.
         """
-        count: Any = state.get("count") if isinstance(state, Mapping) else None
-        if type(count) is not int or count < 0:
+        numbers: Any = (state.get("count"), state.get("epoch", 0)) if isinstance(state, Mapping) else (None,)
+        if not all(type(number) is int and number >= 0 for number in numbers):
             raise ReferenceMismatchError(f"the saved state is no count of a raystate.Counted: {state!r}; another iterator saved it")
-        before, now = state.get("processes", 0), _processes()
+        (count, epoch), before, now = numbers, state.get("processes", 0), _processes()
         if not self._shared and before not in (0, now):
             raise ItemTopologyError(
                 f"a count of {count} items, of {before} processes that each had a share of the data, says nothing about {now}: restore "
@@ -87,7 +113,7 @@ class Counted(Generic[T]):
                 "items: Counted(…, shared=True)",
                 saved_processes=before, processes=now,
             )  # fmt: skip
-        self._items, self._count = None, count
+        self._items, self._count, self._before, self._epoch, self._at_end = None, count, 0, epoch, False
 
     def _at(self, count: int) -> Iterator[T]:
         made: Any = self._make()
@@ -96,12 +122,10 @@ class Counted(Generic[T]):
         items: Iterator[T] = iter(made)
         if items is self._used:
             raise ConfigError(
-                "make_iterator gave the iterator that it had given before, part of which is used up: it has to make a new one each time "
-                "(lambda: iter(dataset))",
-                field="make_iterator",
+                f"make_iterator gave the iterator that it had given before, which is used up: {_ANEW}", field="make_iterator"
             )
         if count:
-            logger.info("skipping %d items, to where the restored step was", count)
+            logger.info("skipping %d items of epoch %d, to where the restored step was", count, self._epoch + 1)
         for skipped in range(count):
             try:
                 next(items)

@@ -29,13 +29,62 @@ def test_it_counts_and_skips():
     counted = raystate.Counted(make)
     assert not made, "nothing is read before the first item"
     assert list(itertools.islice(counted, 3)) == [0, 1, 2]
-    assert (counted.count, counted.get_state()) == (3, {"count": 3, "processes": 1})
+    assert (counted.count, counted.get_state()) == (3, {"epoch": 0, "count": 3, "processes": 1})
     again = raystate.Counted(numbers)
     again.set_state(counted.get_state())
     assert (next(again), next(counted)) == (3, 3)
     counted.set_state({"count": 1, "processes": 1})  # a restore in mid-training goes back
     assert (next(counted), len(made)) == (1, 2)
     assert list(raystate.Counted(lambda: [7, 8])) == [7, 8], "an iterable will do"
+
+
+EPOCHS = 3
+
+
+def _epochs(counted: raystate.Counted[int], stops_after: int = -1) -> Iterator[int]:
+    """The loop of every tutorial; and a state after each item, as `save` takes it."""
+    for _ in range(counted.epoch, EPOCHS):
+        for item in counted:
+            yield item
+            stops_after -= 1
+            if stops_after == 0:
+                return
+        yield -1  # what the program does at the end of each epoch
+
+
+@pytest.mark.parametrize("stops_after", range(1, 13))
+def test_each_epoch_begins_anew_and_a_restart_goes_on_in_its_own(stops_after: int):
+    """Each shuffled in an order of its own."""
+
+    def make() -> raystate.Counted[int]:
+        counted: raystate.Counted[int] = raystate.Counted(lambda: np.random.default_rng(counted.epoch).permutation(4).tolist())
+        return counted
+
+    whole = list(_epochs(make()))
+    assert [sorted(whole[at : at + 5]) for at in (0, 5, 10)] == [[-1, 0, 1, 2, 3]] * 3
+    assert whole[:4] != whole[5:9]
+    killed, again = make(), make()
+    seen = list(_epochs(killed, stops_after))
+    again.set_state(killed.get_state())
+    assert seen + list(_epochs(again)) == whole
+
+
+def test_a_state_after_an_epochs_end_is_of_the_next_one():
+    """A program that saves once an epoch: what it does at its end isn't done again."""
+    counted = raystate.Counted(lambda: range(2))
+    assert list(counted) == [0, 1]
+    assert counted.get_state() == {"epoch": 1, "count": 0, "processes": 1}
+    assert next(counted, None) is None, "an iterator that has ended has ended, until the next loop"
+    assert list(counted) == [0, 1]
+    empty: raystate.Counted[int] = raystate.Counted(lambda: ())
+    assert [list(empty), list(empty)] == [[], []]
+
+
+def test_a_loop_that_is_left_goes_on():
+    counted = raystate.Counted(lambda: range(3))
+    for _ in counted:
+        break
+    assert (list(counted), counted.epoch) == ([1, 2], 1)
 
 
 def test_two_ranks_each_go_on_with_their_own_count():
@@ -76,6 +125,12 @@ def test_two_ranks_each_go_on_with_their_own_count():
         (lambda: _restored({"count": 3, "processes": 4}), raystate.ItemTopologyError, "of 4 processes.*about 1.*shared=True"),
         (lambda: next(_restored({"count": 5, "processes": 1}, last=4)), raystate.RaystateError, "ended after 4 items, but 5"),
         (lambda: _goes_back_with_one_iterator(), raystate.ConfigError, "the iterator that it had given before"),
+        (lambda: _two_epochs_of(numbers(3)), raystate.ConfigError, "the iterator that it had given before"),
+        (
+            lambda: _two_epochs_of(numbers(3), map),
+            raystate.ConfigError,
+            "epoch 2 have no first item, and those of the epoch before had 3",
+        ),
     ],
 )
 def test_a_wrong_use_is_told(call: Any, kind: type[Exception], said: str):
@@ -92,6 +147,12 @@ def _goes_back_with_one_iterator() -> None:
     next(counted)
 
 
+def _two_epochs_of(only: Iterator[int], wrap: Any = lambda _, items: items) -> None:
+    counted = raystate.Counted(lambda: wrap(int, only))
+    for _ in range(2):
+        assert list(counted) == [0, 1, 2]
+
+
 def _restored(state: dict[str, int], last: int = 1000, **options: Any) -> raystate.Counted[int]:
     counted = raystate.Counted(lambda: numbers(last), **options)
     counted.set_state(state)
@@ -99,6 +160,6 @@ def _restored(state: dict[str, int], last: int = 1000, **options: Any) -> raysta
 
 
 def test_a_shared_count_is_for_any_number_of_processes():
-    assert raystate.Counted(numbers, shared=True).get_state() == {"count": 0, "processes": 0}
+    assert raystate.Counted(numbers, shared=True).get_state() == {"epoch": 0, "count": 0, "processes": 0}
     assert next(_restored({"count": 3, "processes": 4}, shared=True)) == 3
     assert next(_restored({"count": 3, "processes": 0})) == 3
