@@ -32,7 +32,8 @@ _WAYS_OUT = {
 }
 _NOT_KEPT = (
     "What was restored is as it was saved. The training also uses something that it doesn't save: "
-    "a data iterator (save(…, items={'data': iterator})), a random generator, or a variable of the script"
+    "a data iterator (save(…, items={'data': iterator})), a random generator, or a variable of the script. "
+    "Or it has taken more than it saves: a batch that is fetched before the step's save() is in no step, so take it at the loop's top"
 )
 _CHANGED = "Give the restore a reference of the dtypes and values that are saved"
 

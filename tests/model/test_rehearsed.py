@@ -152,6 +152,15 @@ def an_iterator_that_sets_nothing(manager: Any) -> None:
     loop(manager, restored.state, restored.step, rows, items={"data": rows})
 
 
+def a_batch_that_is_fetched_before_the_save(manager: Any) -> None:
+    rows = Rows()
+    restored = manager.restore_or_init(init, items={"data": rows})
+    state, row = restored.state, next(rows)
+    for step in range(restored.step, 10):
+        state, row = step_of(state, row), next(rows)
+        manager.save(step + 1, state, items={"data": rows})
+
+
 def begins_anew(manager: Any) -> None:
     loop(manager, init(), 0, itertools.repeat(1))
 
@@ -187,6 +196,10 @@ WRONG: dict[str, tuple[Train, list[str]]] = {
     ),
     "an iterator that nobody sets": (an_iterator_that_nobody_sets, ["leaves out 1 entry", ": data."]),
     "an iterator that sets nothing": (an_iterator_that_sets_nothing, ["not restored as it was saved: data (", '"row": 2']),
+    "a batch that is fetched before the save": (
+        a_batch_that_is_fetched_before_the_save,
+        ["step 3 differs after a restart", "a batch that is fetched before the step's save() is in no step", "take it at the loop's top"],
+    ),
     "it begins anew": (begins_anew, ["StepOrderError", "Call restore_or_init()"]),
     "the loop counts from zero": (counts_from_zero, ["StepOrderError", "begin the loop at restored.step"]),
     "a leaf that nobody asks for": (a_smaller_model, ["leaves out 1 entry of the step (32 B)", "state/ema", "step 3 differs"]),
