@@ -198,7 +198,11 @@ WRONG: dict[str, tuple[Train, list[str]]] = {
     "an iterator that sets nothing": (an_iterator_that_sets_nothing, ["not restored as it was saved: data (", '"row": 2']),
     "a batch that is fetched before the save": (
         a_batch_that_is_fetched_before_the_save,
-        ["step 3 differs after a restart", "a batch that is fetched before the step's save() is in no step", "take it at the loop's top"],
+        [
+            "step 3 differs after a restart",
+            "a batch that is fetched before the step's save() is in no step",
+            "take it at the loop's top",
+        ],
     ),
     "it begins anew": (begins_anew, ["StepOrderError", "Call restore_or_init()"]),
     "the loop counts from zero": (counts_from_zero, ["StepOrderError", "begin the loop at restored.step"]),
