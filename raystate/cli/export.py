@@ -20,7 +20,7 @@ def export(
     dst: Annotated[str, typer.Argument(metavar="DST", help="a path, or any URL that fsspec knows: gs://, s3://, zip://::file.zip, …")],
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="safetensors, npz, orbax (plain Orbax v0) or copy (the step as it is). "
+        typer.Option("--format", metavar="FORMAT", help="safetensors, orbax (plain Orbax v0) or copy (the step as it is). "
                      "Without it: as DST ends, else copy"),
     ] = None,
     item: Annotated[str | None, typer.Option("--item", metavar="NAME", help="an item of arrays instead of the state")] = None,
@@ -34,7 +34,7 @@ def export(
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="read everything back and compare")] = True,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Write a step to another place: safetensors, npz, plain Orbax, or a copy.
+    """Write a step to another place: safetensors, plain Orbax, or a copy.
 
     It writes all or nothing, as far as DST allows, and never replaces a file there. It streams arrays: a few boxes of 64 MiB are in
     memory at a time. A leaf's name is its path joined by dots.
@@ -43,7 +43,7 @@ def export(
     Examples:
       raystate export runs/lm 1200 model.safetensors
       raystate export runs/lm latest gs://bucket/hf --format safetensors
-      raystate export runs/lm 1200 weights.npz --match '^params'
+      raystate export runs/lm 1200 w.safetensors --match '^params'
       raystate export runs/lm 1200 orbax/ --format orbax
       raystate export gs://bucket/lm 1200 s3://other/lm
       raystate export runs/lm 1200 zip://::step.zip

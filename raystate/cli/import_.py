@@ -17,7 +17,7 @@ def import_(
         str,
         typer.Argument(
             metavar="SRC",
-            help="safetensors file, folder or index, .npz file, or a checkpoint or directory of them by Orbax or flax; path or URL",
+            help="safetensors file, folder or index, or a checkpoint or directory of them by Orbax; path or URL",
         ),
     ],
     dst: Annotated[
@@ -26,22 +26,12 @@ def import_(
     ],
     step: Annotated[
         int | None,
-        typer.Option("--step", metavar="N", min=0, help="of many steps only this one; of a single one the number that it gets"),
+        typer.Option("--step", metavar="N", min=0, help="import only step N; of safetensors, the step number to give it"),
     ] = None,
-    item: Annotated[str | None, typer.Option("--item", metavar="NAME", help="the item of arrays that becomes the state")] = None,
-    prefix: Annotated[
-        str | None, typer.Option("--prefix", metavar="TEXT", help="of flax's directory: what its checkpoints' names begin with")
-    ] = None,
-    match: Annotated[
-        str | None, typer.Option("--match", metavar="REGEX", help="of the state only leaves in whose dotted name it is found")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", help="cast the state's floating-point arrays")] = None,
-    flat: Annotated[
-        bool, typer.Option("--flat", help="of safetensors and npz: keep names as they are, as keys of one dict")
-    ] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="of safetensors: keep names as they are, as keys of one dict")] = False,
     run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="the run's name, for its log")] = None,
     takeover: Annotated[
-        bool, typer.Option("--takeover", help="also into a storage that a run has used; if it lives, it is ended")
+        bool, typer.Option("--takeover", help="import even if a run has used this storage; a live run is ended")
     ] = False,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="read everything back and compare")] = True,
     as_json: JsonOption = False,
@@ -55,15 +45,13 @@ def import_(
     \b
     Examples:
       raystate import model.safetensors runs/tune --step 0
-      raystate import gs://bucket/hf runs/tune --step 0 --match '^model'
-      raystate import weights.npz runs/tune
+      raystate import gs://bucket/hf runs/tune --step 0
       raystate import /data/orbax_run gs://bucket/lm
-      raystate import /data/orbax_run/1200 runs/lm --item params
-      raystate import /data/flax_run runs/lm --prefix checkpoint_
+      raystate import /data/orbax_run runs/lm --step 1200
     """
-    from raystate.transfer import SourceOptions, import_steps, open_source  # it loads JAX
+    from raystate.transfer import import_steps, open_source  # it loads JAX
 
-    steps = open_source(src, SourceOptions(step=step, item=item, prefix=prefix, flat=flat, match=match, dtype=dtype))
+    steps = open_source(src, step=step, flat=flat)
     with TransferBar(quiet=as_json) as bar:
         report = import_steps(dst, steps, run=run, takeover=takeover, verify=verify, progress=bar.show)
     if as_json:

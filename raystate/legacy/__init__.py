@@ -1,5 +1,1 @@
 """Checkpoints in flax's older forms, read: `checkpoint_<step>` msgpack files, and folders of early Orbax versions."""
-
-from raystate.legacy.directory import LegacyDirectory
-
-__all__ = ["LegacyDirectory"]

@@ -57,12 +57,6 @@ def split_name(name: str) -> tuple[str, float] | None:
     return prefix, float(number)
 
 
-def number_after(name: str, prefix: str) -> float | None:
-    """The step of a name with this prefix; None if the name is not the prefix and a number."""
-    rest = name.removeprefix(prefix)
-    return float(rest) if name.startswith(prefix) and _SIGNED.fullmatch(rest) else None
-
-
 def is_temporary(name: str) -> bool:
     """Whether a name is that of something half written, by flax or by Orbax."""
     return name.removesuffix(GDA).endswith(TEMPORARY) or ORBAX_TEMPORARY in name

@@ -91,7 +91,7 @@ def choose_state(
     if arrays:
         named = ", ".join(repr(item) for item in arrays)
         message += f": its arrays are in {named}. raystate.load(…, item={arrays[0]!r}) reads one item, and a "
-        message += f"new run begins with it after `raystate import SRC DST --item {arrays[0]}` or by restore_or_init(…, "
+        message += "new run begins with it by restore_or_init(…, "
         message += f"source='SRC/{step}/{arrays[0]}'), with several by source={{'{arrays[0]}': 'SRC/{step}/{arrays[0]}', …}}"
     else:
         there = ", ".join(f"{item!r} ({kind})" for item, kind in kinds.items() if "/" not in item)

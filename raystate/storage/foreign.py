@@ -135,9 +135,8 @@ def _advice(names: tuple[str, ...]) -> str:
             "such a folder of arrays: restore_or_init(source=…)"
         )
     return (
-        "A run that begins here would begin at step 0 beside them. Rename their folders to plain numbers, such as 1200/, turn them "
-        "into steps of another storage with `raystate import`, or give the run an empty storage and start from one of them: "
-        "restore_or_init(source=…)"
+        "A run that begins here would begin at step 0 beside them. Rename their folders to plain numbers, such as 1200/, or give "
+        "the run an empty storage and start from one of them: restore_or_init(source=…)"
     )
 
 

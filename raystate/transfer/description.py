@@ -249,9 +249,7 @@ def _leaf(path: Any, kind: Any, extra: Any) -> LeafSpec:
 
 def _array(dtype: Any, shape: Any, name: str, *, key_impl: str | None = None, numpy: bool = False) -> ArraySpec:
     if dtype not in STORABLE:
-        raise ConfigError(
-            f"{name!r}: dtype {dtype} has no form in a checkpoint; --match can leave the array out", field="src", path=name
-        )
+        raise ConfigError(f"{name!r}: dtype {dtype} has no form in a checkpoint", field="src", path=name)
     sizes = tuple(shape)
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
         raise ValueError(f"no shape: {shape!r}")

@@ -12,16 +12,16 @@ from raystate.legacy.directory import LegacyCheckpoint
 from raystate.orbax.item_kinds import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import canonical_url
-from raystate.transfer import npz_format, safetensors_format
+from raystate.transfer import safetensors_format
 from raystate.transfer.copying import copy_step
-from raystate.transfer.flat_export import export_npz, export_safetensors
+from raystate.transfer.flat_export import export_safetensors
 from raystate.transfer.orbax_export import export_orbax
 from raystate.transfer.picking import Picked, pick
 from raystate.transfer.places import WrittenFile
 from raystate.transfer.progress import Progress, ignore
 from raystate.transfer.urls import CHAIN, local_path, refuse_owned, split, text_of
 
-Format = Literal["safetensors", "npz", "orbax", "copy"]
+Format = Literal["safetensors", "orbax", "copy"]
 SHARD_BYTES = 5_000_000_000  # as Hugging Face's tools cut
 MODEL = "model"  # the stem of the files in a folder, which those tools look for
 
@@ -67,7 +67,7 @@ def export_step(
     Args:
         storage: of a run; or one checkpoint's folder.
         step: number of completed steps; None: the newest.
-        dst: any URL that fsspec knows. "….safetensors" and "….npz" are files; anything else is a folder, in which "orbax" and "copy"
+        dst: any URL that fsspec knows. "….safetensors" is a file; anything else is a folder, in which "orbax" and "copy"
             make the folder `<step>` and "safetensors" makes `model.safetensors`. Not in a run's storage, nor in a checkpoint.
         format: None: what `dst` ends with, else "copy".
         item: an item of arrays; None: the state. Not with "copy".
@@ -87,7 +87,7 @@ def export_step(
         raise ConfigError("item, match and dtype are for the other formats: a copy is the whole step as it is", field="format")
     if shard_bytes < 1:
         raise ConfigError(f"shard_bytes must be at least 1, not {shard_bytes}", field="shard_bytes")
-    single = url.partition(CHAIN)[0].endswith((safetensors_format.SUFFIX, npz_format.SUFFIX))
+    single = url.partition(CHAIN)[0].endswith(safetensors_format.SUFFIX)
     if not single and local_path(url) is not None:
         canonical_url(url)  # what is written there is to be read as a checkpoint
     refuse_owned(split(url)[0] if single else url)
@@ -95,8 +95,8 @@ def export_step(
     number = there.existing(step)
     if chosen == "copy" and isinstance(there.single, LegacyCheckpoint):
         raise ConfigError(
-            f"format: {there.storage.url} is in an older form of flax's, which is no step to copy; export it as 'orbax', 'safetensors' or "
-            "'npz'",
+            f"format: {there.storage.url} is in an older form of flax's, which is no step to copy; export it as 'orbax' or "
+            "'safetensors'",
             field="format", got="copy",
         )  # fmt: skip
     arrays = 0
@@ -108,9 +108,6 @@ def export_step(
         arrays = sum(leaf.array is not None for leaf in picked.tree.leaves)
         if chosen == "orbax":
             place, files = url, export_orbax(url, number, picked, verify=verify, progress=progress)
-        elif chosen == "npz":
-            place, name = split(url)
-            files = export_npz(place, name, number, picked, verify=verify, progress=progress)
         else:
             place, name = split(url) if single else (url, MODEL)
             stem = name.removesuffix(safetensors_format.SUFFIX)
@@ -142,14 +139,10 @@ def _read_item(reader: StepReader, step: int, item: str | None) -> Picked:
 
 
 def _format(url: str, asked: Format | None) -> Format:
-    first = url.partition(CHAIN)[0]
-    by_name: dict[str, Format] = {safetensors_format.SUFFIX: "safetensors", npz_format.SUFFIX: "npz"}
-    ending = next((form for suffix, form in by_name.items() if first.endswith(suffix)), None)
+    ending: Format | None = "safetensors" if url.partition(CHAIN)[0].endswith(safetensors_format.SUFFIX) else None
     if asked is not None and asked not in get_args(Format):
         raise ConfigError(f"format: {asked!r} is none of {', '.join(get_args(Format))}", field="format", got=asked)
     chosen = cast(Format, asked or ending or "copy")
     if ending is not None and chosen != ending:
         raise ConfigError(f"dst: {url!r} ends like a {ending} file, and the format is {chosen}", field="dst", got=url)
-    if chosen == "npz" and ending is None:
-        raise ConfigError(f"dst: an npz file's name ends in .npz, not as in {url!r}", field="dst", got=url)
     return chosen

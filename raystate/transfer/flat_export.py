@@ -1,4 +1,4 @@
-"""A tree as named arrays in files: safetensors and npz."""
+"""A tree as named arrays in safetensors files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.tree import TreeSpec
 from raystate.inspection.boxes import total_bytes
 from raystate.orbax.array_reads import Request
-from raystate.transfer import npz_format, safetensors_format
+from raystate.transfer import safetensors_format
 from raystate.transfer.boxes import batches, raw, read_ahead
 from raystate.transfer.description import KEY, KeptAs, describe_tree, leaf_name, scalar_array, stored_as, with_scalars
 from raystate.transfer.picking import Picked
@@ -44,7 +44,7 @@ class _Flat:
         return [next(arrays) if leaf.array is not None else scalar_array(leaf.value) for leaf in leaves]
 
 
-def _flat(source: Picked, has: frozenset[str]) -> _Flat:
+def _flat(source: Picked) -> _Flat:
     tree = with_scalars(source.tree)
     leaves: dict[str, int] = {}
     stored: dict[str, KeptAs] = {}
@@ -54,28 +54,15 @@ def _flat(source: Picked, has: frozenset[str]) -> _Flat:
         name = leaf_name(leaf)
         if name in leaves:
             raise ConfigError(f"two leaves are both called {name!r} once their keys are joined by dots", field="item", path=name)
-        leaves[name], stored[name] = index, stored_as(leaf.array, has)
+        leaves[name], stored[name] = index, stored_as(leaf.array, safetensors_format.DTYPES)
     return _Flat(source=source, tree=tree, leaves=leaves, stored=stored)
-
-
-def export_npz(folder: str, name: str, step: int, source: Picked, *, verify: bool, progress: Progress) -> list[WrittenFile]:
-    """Write one npz file. Raises as `export_step`."""
-    flat = _flat(source, npz_format.DTYPES)
-    npz_format.check_names(flat.stored)
-    tally = Tally(progress, total_bytes(flat.tree))
-    with open_place(folder, [name]) as place:
-        place.write(
-            name, npz_format.npz_chunks(flat.stored, describe_tree(source.tree, step), flat.parts(list(flat.leaves), tally))
-        )
-        place.complete(verify=verify, on_bytes=tally.verifying)
-    return place.files
 
 
 def export_safetensors(
     folder: str, stem: str, step: int, source: Picked, shard_bytes: int, *, verify: bool, progress: Progress
 ) -> list[WrittenFile]:
     """Write one safetensors file, or several and their index, which is last. Raises as `export_step`."""
-    flat = _flat(source, safetensors_format.DTYPES)
+    flat = _flat(source)
     description = describe_tree(source.tree, step)
     shards = safetensors_format.shards(flat.stored, shard_bytes)
     files = dict(zip(safetensors_format.shard_names(stem, len(shards)), shards, strict=True))

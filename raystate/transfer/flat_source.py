@@ -1,4 +1,4 @@
-"""safetensors and npz as steps: names and arrays in, a described tree out."""
+"""safetensors as a step: names and arrays in, a described tree out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.core.formats.tree import LeafSpec, TreeSpec
 from raystate.orbax.array_reads import Request
 from raystate.restored import STATE
-from raystate.transfer import npz_format, safetensors_format
+from raystate.transfer import safetensors_format
 from raystate.transfer.description import (
     KEY,
     MOST_DESCRIPTION_BYTES,
@@ -33,20 +33,6 @@ _BLOCK_BYTES = 16 << 20  # that a remote file is read ahead by
 
 ReadStored = Callable[[str, tuple[int, ...], tuple[int, ...]], np.ndarray]
 """name, start, shape -> a box, with the dtype that it has in the file."""
-
-
-def npz_step(fs: Any, path: str, *, step: int | None, flat: bool, what: str) -> IncomingStep:
-    """An npz file as a step; see `flat_step`."""
-    with storage_errors("open", path):
-        reader = npz_format.NpzReader(_open(fs, path), what)
-    found = {name: member.stored for name, member in reader.members.items()}
-
-    def read(name: str, start: tuple[int, ...], shape: tuple[int, ...], _held: object = fs) -> np.ndarray:
-        # An archive stays open as long as `_held` has its file system.
-        with storage_errors("read", path):
-            return reader.read(name, start, shape)
-
-    return flat_step(found, read, npz_format.DTYPES, reader.description, step=step, flat=flat, what=what)
 
 
 def safetensors_step(fs: Any, folder: str, names: Sequence[str], *, step: int | None, flat: bool, what: str) -> IncomingStep:

@@ -143,8 +143,8 @@ def _same_save(storage: Storage, step: IncomingStep, progress: Progress) -> _Sam
     elif not (storage.is_directory and storage.list(str(number), recursive=False)):
         return None
     raise ConfigError(
-        f"step {number} exists in {storage.url}, with another content: give another number with --step, or delete it first; of a "
-        "directory of steps --step N brings another one alone",
+        f"step {number} exists in {storage.url}, with another content: delete it first; of a directory of steps --step N brings "
+        "another one alone",
         field="step",
         got=number,
     )
@@ -184,7 +184,7 @@ class _Importer:
             self._present.append(step.step)
             return
         if (why := self._refusal(step.step)) is not None:
-            raise ConfigError(f"{why}; give another number with --step, or delete it first", field="step", got=step.step)
+            raise ConfigError(f"{why}; delete it first", field="step", got=step.step)
         trees = [with_our_chunks(tree) for tree in step.trees.values()]
         for tree in trees:
             check_tree(tree)

@@ -3,23 +3,19 @@ read."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from raystate.arrays.restore import ReadRequest
-from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from raystate.core.formats.texts import counted
 from raystate.core.formats.tree import TreeSpec
 from raystate.orbax.array_reads import Request
-from raystate.orbax.item_kinds import METRICS, STATE_ITEMS
+from raystate.orbax.item_kinds import METRICS
 from raystate.orbax.step_reader import StepReader
-from raystate.restored import STATE, in_memory
+from raystate.restored import STATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +47,22 @@ class IncomingStep:
     left_out: tuple[str, ...] = ()
 
     @classmethod
-    def from_reader(cls, reader: StepReader, step: int, item: str | None = None) -> IncomingStep:
+    def from_reader(cls, reader: StepReader, step: int) -> IncomingStep:
         """A step that a reader has opened, with all its items of arrays and JSON and its iterators.
 
         Args:
             reader: of the step.
             step: the number that it gets.
-            item: the item of arrays that becomes the state; None: the state, or the only one.
 
         Raises:
-            ConfigError: there is no such item, or no state and several others; says which there are. CorruptCheckpointError.
+            ReferenceMismatchError: it has no state, and several other items of arrays. CorruptCheckpointError.
         """
         kinds = reader.items()
-        state = _state_item(reader, step, item)
-        # Which item of the step each one here is; the one that becomes the state takes the place of
-        # an item of that name.
+        state = reader.state_item()
+        # Which item of the step each one here is.
         origin = {name: name for name, kind in kinds.items() if kind == "arrays" and name not in (STATE, state, METRICS)}
         origin[STATE] = state
-        left_out = (
-            [f"item {STATE!r}: item {state!r} is the state instead"] if state != STATE and kinds.get(STATE) == "arrays" else []
-        )
+        left_out: list[str] = []
         if METRICS in kinds and state != METRICS:
             left_out.append(f"item {METRICS!r}: it holds arrays, and so are a step's numbers called here")
         iterators, world = _iterators(reader, left_out)
@@ -93,40 +85,6 @@ class IncomingStep:
             custom=reader.custom(),
             left_out=tuple(left_out),
         )
-
-    @classmethod
-    def from_tree(cls, step: int, tree: Any) -> IncomingStep:
-        """A step whose state is in memory already.
-
-        Args:
-            step: number of completed steps.
-            tree: any pytree of numpy or jax arrays, numbers and texts.
-
-        Raises:
-            ConfigError: a leaf can't be kept.
-        """
-        spec, source = in_memory(STATE, tree)
-
-        def read(_item: str, requests: Sequence[Request]) -> list[np.ndarray]:
-            return source.read([ReadRequest(*request) for request in requests])
-
-        return cls(step=step, trees={STATE: spec}, read=read)
-
-
-def _state_item(reader: StepReader, step: int, item: str | None) -> str:
-    arrays = [name for name, kind in reader.items().items() if kind == "arrays"]
-    if item in arrays:
-        return item
-    if item is None or item in STATE_ITEMS:
-        with contextlib.suppress(ReferenceMismatchError):  # said below, with the option's name
-            return reader.state_item()
-    have = ", ".join(map(repr, arrays)) or "none"
-    elements = {name: sum(math.prod(leaf.array.shape) for leaf in reader.tree(name).leaves if leaf.array) for name in arrays}
-    largest = max(elements, key=lambda name: elements[name], default="NAME")
-    problem = f"has no item {item!r} of arrays" if item is not None else "has no state"
-    message = f"step {step} {problem}; its items of arrays: {have}. --item {largest} makes one of them the state; "
-    message += "with several of them a run begins by restore_or_init(…, source={'model': 'SRC/3/model', …})"
-    raise ConfigError(message, field="item", step=step, got=item)
 
 
 def _iterators(reader: StepReader, left_out: list[str]) -> tuple[dict[str, dict[int, bytes]], int]:

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import resource
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from flax import serialization
 from orbax.checkpoint import v1
 
 import raystate
-from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.core.formats.tree import DataObject, Package, TreeSpec
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import ObjectExistsError, StepFolder, Storage, StorageWrapper, open_storage
@@ -34,7 +33,7 @@ from raystate.transfer.progress import Tally
 from tests.cli.transfers import STEP, a_run, files, incoming_leaves, leaves, notes, of_dtype, raystate_command, run, state  # noqa: F401 - fixtures
 from tests.storage.backends import gcs_server
 
-FORMATS = {"safetensors": "x.safetensors", "npz": "x.npz", "orbax": "x", "copy": "x"}
+FORMATS = {"safetensors": "x.safetensors", "orbax": "x", "copy": "x"}
 
 
 def export(run: Path, dst: object, **options: Any) -> Any:  # noqa: F811
@@ -91,17 +90,6 @@ def test_shards_have_an_index_as_hugging_face_expects(one_run: Path, tmp_path: P
         sizes += nbytes
     assert index["metadata"]["total_size"] == sizes
     assert incoming_leaves(str(tmp_path / "hf")) == leaves(one_run)
-
-
-def test_numpy_reads_npz_without_pickle(one_run: Path, tmp_path: Path) -> None:
-    export(one_run, tmp_path / "x.npz")
-    with np.load(tmp_path / "x.npz", allow_pickle=False) as found:
-        for name in ("float32", "complex128", "uint16", "bool", "int64"):
-            assert found[f"dtypes.{name}"].dtype == name
-            assert found[f"dtypes.{name}"].tobytes() == of_dtype(name).tobytes()
-        kernel = np.asarray(state()["params"]["dense"]["kernel"])
-        assert np.array_equal(found["params.dense.kernel"], kernel.view(np.uint16)), "bits, of what numpy has no dtype for"
-        assert found["rate"] == 0.25
 
 
 def test_stock_orbax_reads_orbax_and_the_copy(one_run: Path, tmp_path: Path) -> None:
@@ -176,7 +164,7 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 
 def test_any_url_there_and_back(one_run: Path, tmp_path: Path, elsewhere: Any) -> None:
-    for name, options in (("folder", {"format": "safetensors", "shard_bytes": 20_000}), ("a.safetensors", {}), ("w.npz", {})):
+    for name, options in (("folder", {"format": "safetensors", "shard_bytes": 20_000}), ("a.safetensors", {})):
         url = elsewhere(name)
         if url.startswith("gs://") and name != "folder":
             continue  # the way is the same, and the server slow
@@ -203,7 +191,7 @@ def test_steps_at_any_url(one_run: Path, tmp_path: Path, elsewhere: Any, form: A
 # ---------------------------------------------------------------- bounded memory
 
 
-@pytest.mark.parametrize("form", ["safetensors", "npz", "orbax"])
+@pytest.mark.parametrize("form", ["safetensors", "orbax"])
 def test_no_more_than_a_batch_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any) -> None:
     raystate.save(tmp_path / "big", {"w": np.arange(300_000, dtype=np.int32).reshape(3, 10_000, 10), "b": np.ones(7)})
     monkeypatch.setattr(boxes, "BATCH_BYTES", 100_000)
@@ -251,7 +239,7 @@ def damaged(run: Path) -> Path:  # noqa: F811
     raise AssertionError("the array is somewhere")
 
 
-@pytest.mark.parametrize("form", ["safetensors", "npz", "orbax"])
+@pytest.mark.parametrize("form", ["safetensors", "orbax"])
 def test_damage_leaves_nothing_anywhere(damaged: Path, tmp_path: Path, form: Any) -> None:
     before = files(tmp_path)
     fsspec.filesystem("memory").store.clear()  # of what other tests of this process have left
@@ -363,28 +351,30 @@ def test_the_command_tells_what_it_did(one_run: Path, tmp_path: Path, capsys: py
 
 
 MISTAKES = {
-    "step": (["{run}", "7", "{out}/x.npz"], "has no step 7; it has [1200]"),
-    "step word": (["{run}", "newst", "{out}/x.npz"], "STEP: expected a step's number or 'latest', not 'newst'"),
-    "storage": (["{out}/nowhere", "7", "{out}/x.npz"], "nowhere has no step"),
-    "format": (["{run}", "latest", "{out}/x", "--format", "hdf5"], "'hdf5' is none of safetensors, npz, orbax, copy"),
-    "ending": (["{run}", "latest", "{out}/x.npz", "--format", "orbax"], "ends like a npz file"),
-    "npz name": (["{run}", "latest", "{out}/x", "--format", "npz"], "an npz file's name ends in .npz"),
-    "scheme": (["{run}", "latest", "nope://x/y.npz"], "can't be opened"),
-    "item": (["{run}", "latest", "{out}/x.npz", "--item", "weights"], "has no item 'weights' of arrays; it has 'notes', 'state'"),
-    "match": (["{run}", "latest", "{out}/x.npz", "--match", "nothing_like_it"], "is in the name of no array"),
-    "regex": (["{run}", "latest", "{out}/x.npz", "--match", "("], "is no regular expression"),
+    "step": (["{run}", "7", "{out}/x.safetensors"], "has no step 7; it has [1200]"),
+    "step word": (["{run}", "newst", "{out}/x.safetensors"], "STEP: expected a step's number or 'latest', not 'newst'"),
+    "storage": (["{out}/nowhere", "7", "{out}/x.safetensors"], "nowhere has no step"),
+    "format": (["{run}", "latest", "{out}/x", "--format", "hdf5"], "'hdf5' is none of safetensors, orbax, copy"),
+    "ending": (["{run}", "latest", "{out}/x.safetensors", "--format", "orbax"], "ends like a safetensors file"),
+    "scheme": (["{run}", "latest", "nope://x/y.safetensors"], "can't be opened"),
+    "item": (
+        ["{run}", "latest", "{out}/x.safetensors", "--item", "weights"],
+        "has no item 'weights' of arrays; it has 'notes', 'state'",
+    ),
+    "match": (["{run}", "latest", "{out}/x.safetensors", "--match", "nothing_like_it"], "is in the name of no array"),
+    "regex": (["{run}", "latest", "{out}/x.safetensors", "--match", "("], "is no regular expression"),
     "overflow": (
-        ["{run}", "latest", "{out}/x.npz", "--match", "large", "--dtype", "float8_e4m3fn"],
+        ["{run}", "latest", "{out}/x.safetensors", "--match", "large", "--dtype", "float8_e4m3fn"],
         "dtype: large: 465.0 at [4, 65], and",
     ),
-    "dtype": (["{run}", "latest", "{out}/x.npz", "--dtype", "int8"], "'int8' is no dtype of numbers with a point"),
+    "dtype": (["{run}", "latest", "{out}/x.safetensors", "--dtype", "int8"], "'int8' is no dtype of numbers with a point"),
     "copy": (["{run}", "latest", "{out}/x", "--dtype", "float32"], "a copy is the whole step as it is"),
-    "size": (["{run}", "latest", "{out}/x.npz", "--shard-size", "big"], "--shard-size: expected a size such as 5GB"),
+    "size": (["{run}", "latest", "{out}/x.safetensors", "--shard-size", "big"], "--shard-size: expected a size such as 5GB"),
     "exists": (["{run}", "latest", "{run}"], f"{STEP} exists already"),
     "itself": (["{run}", "latest", "{run}/1200"], "run/1200 is a checkpoint: export to another place"),
     "inside": (["{run}", "latest", "{run}/1200/state/new", "--format", "orbax"], "run/1200 is a checkpoint"),
-    "file inside": (["{run}", "latest", "{run}/1200/x.npz"], "run/1200 is a checkpoint"),
-    "archive inside": (["{run}", "latest", "zip://x.npz::{run}/1200/x.zip"], "run/1200 is a checkpoint"),
+    "file inside": (["{run}", "latest", "{run}/1200/x.safetensors"], "run/1200 is a checkpoint"),
+    "archive inside": (["{run}", "latest", "zip://x.safetensors::{run}/1200/x.zip"], "run/1200 is a checkpoint"),
     "backslash": (["{run}", "latest", "{out}/a\\b"], "backslash"),
     "archive": (["{run}", "latest", "tar://x::{out}/x.tar"], "nothing can be written into a tar:// archive"),
 }
@@ -407,7 +397,7 @@ def test_nothing_goes_into_a_run(one_run: Path, tmp_path: Path, scheme: str, whe
     place = f"{scheme}{tmp_path}/live" if not scheme else f"{scheme}{tmp_path.name}/live"
     storage = open_storage(place)
     storage.create(log_name(1), b"{}")
-    for dst, options in ((place + where, {}), (f"{place}{where}/x.npz", {}), (place + where, {"format": "orbax"})):
+    for dst, options in ((place + where, {}), (f"{place}{where}/x.safetensors", {}), (place + where, {"format": "orbax"})):
         with pytest.raises(ConfigError, match="storage of a run"):
             export(one_run, dst, **options)
     assert [info.name for info in storage.list()] == [log_name(1)]
@@ -423,16 +413,6 @@ def test_a_file_where_a_folder_is_needed(place: str, one_run: Path, tmp_path: Pa
 def test_a_place_that_cannot_be_written(one_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = raystate_command(capsys, "export", one_run, "latest", "/proc/nobody/x.safetensors")
     assert code == 1 and "create /proc/nobody" in err
-
-
-def test_names_that_no_archive_should_have(tmp_path: Path) -> None:
-    raystate.save(tmp_path / "odd", {"..": {"/../x": np.ones(2)}, "w": np.ones(2)})
-    with pytest.raises(ConfigError, match="can't be the name of a file in an npz archive"):
-        export_step(str(tmp_path / "odd"), None, str(tmp_path / "x.npz"))
-    export_step(str(tmp_path / "odd"), None, str(tmp_path / "y.npz"), match="^w")
-    assert zipfile.ZipFile(tmp_path / "y.npz").namelist() == ["__raystate__.npy", "w.npy"]
-    with pytest.raises(StepNotFoundError):
-        export_step(str(tmp_path / "odd"), 9, str(tmp_path / "z.npz"))
 
 
 def test_one_array_alone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
 from raystate.storage import RunLog, StepFolder, open_storage
 from raystate.transfer import IncomingStep, import_steps, open_source
 from raystate.verification import verify_log, verify_step
-from tests.cli.transfers import a_run, files, raystate_command
+from tests.cli.transfers import a_run, files, in_memory_step, raystate_command
 
 STEPS = (1, 2, 3)
 
@@ -109,10 +109,10 @@ def test_another_content_under_the_same_number_is_refused(source: Path, tmp_path
     import_steps(tmp_path, open_source(source))
     before = files(tmp_path)
     (first, *_) = open_source(source)
-    with pytest.raises(ConfigError, match=r"step 1 exists in .*, with another content: give .* --step N brings another"):
+    with pytest.raises(ConfigError, match=r"step 1 exists in .*, with another content: delete it .* --step N brings another"):
         import_steps(tmp_path, [changed(first, change)])
     assert files(tmp_path) == before, "nothing is claimed"
-    later = [IncomingStep.from_tree(4, tree(4)), changed(first, change)]
+    later = [in_memory_step(4, tree(4)), changed(first, change)]
     with pytest.raises(ConfigError, match="step 1 exists"):
         import_steps(tmp_path, later)
     assert raystate.Reader(tmp_path).all_steps() == list(STEPS)

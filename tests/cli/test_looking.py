@@ -18,6 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 import typer.main
 
 from raystate.cli import app
@@ -433,10 +434,10 @@ def test_a_run_in_a_bucket_is_looked_after(raystate: Command, written: Path, tmp
         code, out, _ = raystate("verify", bucket.url)
         assert code == 0 and out.splitlines()[-1] == f"2 steps of {bucket.url}: nothing bad"
         assert raystate("diff", bucket.url, 20, 20, "--other", written)[0] == 0
-        code, out, _ = raystate("export", bucket.url, "latest", tmp_path / "one.npz", "--match", "kernel")
-        assert code == 0 and "step 20 as npz: 1 array" in out
-        with np.load(tmp_path / "one.npz") as arrays:
-            np.testing.assert_array_equal(arrays["params.dense.kernel"], state(20)["params"]["dense"]["kernel"])
+        code, out, _ = raystate("export", bucket.url, "latest", tmp_path / "one.safetensors", "--match", "kernel")
+        assert code == 0 and "step 20 as safetensors: 1 array" in out
+        arrays = safetensors.numpy.load_file(tmp_path / "one.safetensors")
+        np.testing.assert_array_equal(arrays["params.dense.kernel"], state(20)["params"]["dense"]["kernel"])
         name = next(info.name for info in bucket.list("10/state") if "/d/" in info.name)
         whole = bucket.read(name)
         assert bucket.delete(name)

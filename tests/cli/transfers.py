@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 
 import raystate
+from raystate.arrays.restore import ReadRequest
 from raystate.arrays.tree import STORABLE
 from raystate.cli import main
 from raystate.core.formats.tree import LeafSpec
 from raystate.inspection import Checkpoints
-from raystate.transfer import open_source
+from raystate.restored import in_memory
+from raystate.transfer import IncomingStep, open_source
 from tests.orbax.from_state import publish
 
 STEP = 1200
@@ -92,6 +95,16 @@ def incoming_leaves(url: str) -> dict[tuple[Any, ...], Any]:
             assert box.dtype == leaf.array.dtype
             found[leaf.path] = (*_kind(leaf), box.tobytes())
     return found
+
+
+def in_memory_step(step: int, tree: Any) -> IncomingStep:
+    """A step whose state is in memory already."""
+    spec, source = in_memory("state", tree)
+
+    def read(_item: str, requests: Sequence[Any]) -> list[np.ndarray]:
+        return source.read([ReadRequest(*request) for request in requests])
+
+    return IncomingStep(step=step, trees={"state": spec}, read=read)
 
 
 def _kind(leaf: LeafSpec) -> tuple[Any, ...]:

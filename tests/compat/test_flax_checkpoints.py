@@ -29,7 +29,8 @@ from raystate.compat import flax_checkpoints as ours
 from raystate.compat.flax_directory import removed
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
 from raystate.storage import posix
-from raystate.transfer import IncomingStep, import_steps
+from raystate.transfer import import_steps
+from tests.cli.transfers import in_memory_step
 
 OLD, NEW = {"a": np.array([0, 0, 0], np.int32)}, {"a": np.array([1, 2, 3], np.int32)}
 
@@ -500,7 +501,7 @@ def test_events_are_those_of_flax(tmp_path: Path):
 
 def test_nothing_is_saved_into_a_run_or_a_checkpoint(tmp_path: Path, orbax: bool):
     """With prefix="" the names are those of a run's steps, and `keep` would remove them."""
-    import_steps(tmp_path / "run", iter([IncomingStep.from_tree(step, OLD) for step in (1, 2)]))
+    import_steps(tmp_path / "run", iter([in_memory_step(step, OLD) for step in (1, 2)]))
     raystate.save(tmp_path / "one", OLD)
     for folder, prefix in ((tmp_path / "run", ""), (tmp_path / "run" / "2", "checkpoint_"), (tmp_path / "one", "checkpoint_")):
         with pytest.raises(ConfigError, match=r"ckpt_dir: .* is (the storage of a run|a checkpoint)"):

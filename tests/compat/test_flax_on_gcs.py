@@ -18,7 +18,6 @@ import raystate
 from raystate.compat import flax_checkpoints as ours
 from raystate.compat import flax_directory, flax_writing
 from raystate.core.formats.errors import CorruptCheckpointError, StorageError
-from raystate.legacy import LegacyDirectory
 from raystate.storage import Storage, open_storage
 from tests.storage.backends import gcs_backend
 from tests.storage.interrupted import Failing, Interrupted
@@ -80,7 +79,6 @@ def test_a_save_that_died_on_gcs_is_not_seen_and_can_be_repeated(bucket: Storage
         if not info.name.endswith("commit_success.txt"):
             bucket.copy(info.name, info.name.replace("checkpoint_1", "checkpoint_2"))
     assert ours.available_steps(bucket.url) == [1]
-    assert LegacyDirectory(bucket.url).unfinished == ("checkpoint_2",)
     with pytest.raises(raystate.StepNotFoundError, match=r"commit_success\.txt"):
         raystate.load(f"{bucket.url}/checkpoint_2")
     ours.save_checkpoint(bucket.url, OTHER, 2)
@@ -165,7 +163,6 @@ def test_files_on_gcs(bucket: Storage):
     assert folders(bucket) == ["checkpoint_1", "checkpoint_2"]
     same(ours.restore_checkpoint(bucket.url, TREE), OTHER)
     same(raystate.load(f"{bucket.url}/checkpoint_1", TREE), TREE)
-    assert [step.step for step in LegacyDirectory(bucket.url)] == [1, 2]
     bucket.create("checkpoint_3", serialization.msgpack_serialize({"a": "//GDAPlaceholder:a"}))
     bucket.create("checkpoint_3_gda/a/.zarray", b"{}")
     with pytest.raises(CorruptCheckpointError, match=r"never finished: there is no checkpoint_3_gda/commit_success\.txt"):

@@ -241,7 +241,7 @@ def test_a_run_begins_with_several_items_of_a_step(play: Play, tmp_path: Path):
 def test_a_run_begins_with_one_item_of_a_step_without_a_state(play: Play, tmp_path: Path):
     """The ways that the error of such a step names."""
     v1.save_checkpointables(str(tmp_path / "orbax" / "3"), {"params": trained(7)["params"], "opt": trained(7)["opt"]})
-    with pytest.raises(ReferenceMismatchError, match=r"raystate import SRC DST --item \w+.*source='SRC/3/\w+'"):
+    with pytest.raises(ReferenceMismatchError, match=r"source='SRC/3/\w+'"):
         raystate.load(tmp_path / "orbax", step=3)
 
     def script(manager: StateManager) -> None:

@@ -25,7 +25,7 @@ from raystate.arrays.items import pack_items
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from raystate.core.formats.own_files import MOST_BYTES
 from raystate.storage import open_storage
-from raystate.transfer import SourceOptions, import_steps, open_source
+from raystate.transfer import import_steps, open_source
 from raystate.verification import verify_step
 from tests.model.world import Rank, World
 
@@ -106,7 +106,7 @@ def test_raystate_loads_a_checkpointable_that_stock_v1_saved(tmp_path: Path):
     mine = Vocabulary({})
     assert raystate.Reader(tmp_path / "many").restore(items={"words": mine}).items["words"] is mine
     assert mine == vocabulary()
-    import_steps(str(tmp_path / "run"), open_source(str(tmp_path / "many"), SourceOptions()))
+    import_steps(str(tmp_path / "run"), open_source(str(tmp_path / "many")))
     mine = Vocabulary({})
     raystate.load(tmp_path / "run", items={"words": mine})
     assert mine == vocabulary()

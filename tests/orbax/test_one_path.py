@@ -83,8 +83,8 @@ def test_a_reader_of_what_is_replaced_again_and_again_says_so(replaced: Callable
 def test_nothing_is_exported_of_two_checkpoints(replaced: Callable[[int], Path], tmp_path: Path):
     """It was called verified."""
     with pytest.raises(raystate.StorageError, match="was replaced while it was read: read it again"):
-        export_step(replaced(1), None, tmp_path / "out.npz")
-    assert not (tmp_path / "out.npz").exists()
+        export_step(replaced(1), None, tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
 
 
 def test_a_file_of_flax_that_is_replaced_in_mid_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ import pytest
 import raystate
 from raystate.storage import Storage
 from raystate.transfer import import_steps
-from raystate.transfer.incoming import IncomingStep
+from tests.cli.transfers import in_memory_step
 from tests.storage.backends import gcs_backend, gcs_server
 
 STEPS = (1, 2, 3)
@@ -22,7 +22,7 @@ STEPS = (1, 2, 3)
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Storage]:
     with gcs_backend(tmp_path) as storage:
-        import_steps(storage.url, [IncomingStep.from_tree(step, {"w": np.arange(6.0)}) for step in STEPS])
+        import_steps(storage.url, [in_memory_step(step, {"w": np.arange(6.0)}) for step in STEPS])
         yield storage
 
 
