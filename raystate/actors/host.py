@@ -22,7 +22,7 @@ from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_a
 from raystate.actors.restarted import begin, is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.core.formats.errors import RaystateError
-from raystate.core.formats.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, StopAsked, Write
+from raystate.core.formats.messages import Event, HostId, HostOrder, StopAsked, Write
 from raystate.runtime.link import Unreachable
 from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind
@@ -245,17 +245,8 @@ class HostActor:
     def piece_chunk(self, **request: Any) -> Any:
         return self._loop.serving.piece_chunk(**request)
 
-    def copy(self, order: Copy) -> None:
-        self._loop.copy(order)
-
-    def advise(self, advice: Advice) -> None:
-        self._loop.advise(advice)
-
-    def invalidate(self, order: Invalidate) -> None:
-        self._loop.invalidate(order)
-
-    def end_trainers(self, order: EndTrainers) -> None:
-        self._loop.end_trainers(order)
+    def order(self, order: HostOrder) -> None:
+        self._loop.order(order)
 
     def trainers(self) -> int:
         """How many are connected at this moment. 0, while this is no host of the run."""

@@ -19,7 +19,7 @@ from raystate.actors.host import create_host
 from raystate.actors.kept import Kept
 from raystate.actors.naming import find_actor, find_hosts, host_name
 from raystate.config import StateConfig
-from raystate.core.formats.messages import Advice, Copy, EndTrainers, HostId, Invalidate, Write
+from raystate.core.formats.messages import HostId, HostOrder, Write
 from raystate.own_time import own_time
 from raystate.runtime.link import Unreachable
 from raystate.waits import AGAIN_S, AT_ONCE_S, ENDS_S, HOST_RESTARTS_S, UNFIT_NODE_S
@@ -156,24 +156,12 @@ class RayHosts:
 
         handle.open.remote().future().add_done_callback(check)
 
-    def _send(self, host: HostId, method: str, *args: Any) -> None:
+    def order(self, host: HostId, order: HostOrder) -> None:
         # It may have found what it held before it was killed: then it opened by itself.
         self._waits_no_more(host)
         handle = self._handle(host)
         if handle is not None:
-            getattr(handle, method).remote(*args)
-
-    def advise(self, host: HostId, advice: Advice) -> None:
-        self._send(host, "advise", advice)
-
-    def invalidate(self, order: Invalidate) -> None:
-        self._send(order.host, "invalidate", order)
-
-    def copy(self, order: Copy) -> None:
-        self._send(order.host, "copy", order)
-
-    def end_trainers(self, order: EndTrainers) -> None:
-        self._send(order.host, "end_trainers", order)
+            handle.order.remote(order)
 
     def write(self, order: Write) -> Future[Any]:
         handle = self._handle(order.host)

@@ -16,7 +16,7 @@ from raystate.own_time import own_time
 from raystate.waits import AGAIN_S
 
 NAMESPACE = "raystate"
-PROTOCOL = 23  # of the messages between trainers, HostActors and Coordinator
+PROTOCOL = 24  # of the messages between trainers, HostActors and Coordinator
 
 
 def coordinator_name(run_hash: str) -> str:

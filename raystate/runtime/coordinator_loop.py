@@ -19,7 +19,6 @@ from raystate.core.coordinator.retention import Keep
 from raystate.core.coordinator.status import under_way
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StaleAttemptError, StorageError
 from raystate.core.formats.messages import (
-    Advice,
     Advise,
     Answer,
     Append,
@@ -37,6 +36,7 @@ from raystate.core.formats.messages import (
     GivenUp,
     HostDown,
     HostId,
+    HostOrder,
     Invalidate,
     Joined,
     Log,
@@ -64,11 +64,8 @@ class Hosts(Protocol):
     """How the loop reaches the HostActors. All calls return at once."""
 
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None: ...
-    def advise(self, host: HostId, advice: Advice) -> None: ...
-    def invalidate(self, order: Invalidate) -> None: ...
-    def end_trainers(self, order: EndTrainers) -> None: ...
+    def order(self, host: HostId, order: HostOrder) -> None: ...
     def write(self, order: Write) -> Future[Any]: ...
-    def copy(self, order: Copy) -> None: ...
     def close_empty(self) -> None: ...
     def close_all(self, *, remove_arena: bool) -> None: ...
 
@@ -313,13 +310,9 @@ class CoordinatorLoop:
             case Answer(ask=ask, reply=reply):
                 self._asks.answer(ask, reply)
             case Advise(host=host, advice=advice):
-                self._hosts.advise(host, advice)
-            case Invalidate():
-                self._hosts.invalidate(command)
-            case Copy():
-                self._hosts.copy(command)
-            case EndTrainers():
-                self._hosts.end_trainers(command)
+                self._hosts.order(host, advice)
+            case Invalidate() | Copy() | EndTrainers():
+                self._hosts.order(command.host, command)
             case Write():
                 self._storing.await_part(command, self._hosts.write(command))
             case BuildPackage() | Append() | CarryOut() | Discard():

@@ -36,14 +36,12 @@ from raystate.core.formats.host_messages import (
     Speak,
 )
 from raystate.core.formats.messages import (
-    Advice,
-    Copy,
     EndTrainers,
     Event,
     Failure,
     HostId,
+    HostOrder,
     HostReported,
-    Invalidate,
     Staged,
     Tick,
     TrainerExited,
@@ -308,20 +306,13 @@ class HostLoop:
 
     # ------------------------------------------------------------ calls of the Coordinator
 
-    def advise(self, advice: Advice) -> None:
-        self._order(advice)
-
-    def copy(self, order: Copy) -> None:
-        self._order(order)
-
-    def invalidate(self, order: Invalidate) -> None:
-        self._order(order)
-
-    def end_trainers(self, order: EndTrainers) -> None:
-        with self._lock:
-            self._hear_ends()  # of one that was dead already, of itself
-            for event in self._store.changes():  # one that has said that it leaves is left alone
-                self._feed(event)
+    def order(self, order: HostOrder) -> None:
+        """Do what it orders."""
+        if isinstance(order, EndTrainers):
+            with self._lock:
+                self._hear_ends()  # of one that was dead already, of itself
+                for event in self._store.changes():  # one that has said that it leaves is left alone
+                    self._feed(event)
         self._order(order)
 
     def trainers(self) -> int:

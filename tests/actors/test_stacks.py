@@ -153,7 +153,7 @@ def test_a_trainer_that_leaves_while_it_is_looked_at_is_not_killed(leaves: bool,
     monkeypatch.setattr(stacks, "take", take)
     try:
         loop.meet(3, 77, hello)
-        loop.end_trainers(EndTrainers(host=HostId("h"), lineage="1.1.g", reason="it hangs", attempt=1, hanging=(1,)))
+        loop.order(EndTrainers(host=HostId("h"), lineage="1.1.g", reason="it hangs", attempt=1, hanging=(1,)))
         for thread in threading.enumerate():
             if thread.name == "raystate-stacks":
                 thread.join(PATIENCE_S)

@@ -178,14 +178,14 @@ def test_nobody_speaks_to_the_one_before_in_a_set_that_is_handed_on(node: Node, 
     node.loop.meet(1, os.getpid(), Hello(incarnation="old", rank=0, world=1, lineage=LINEAGE, set_index=index))
     old.trainer_cell.write(trainer_word_to_json(TrainerWord(lineage=LINEAGE, rank=0, world=1, newest_step=-1)))
     node.loop.turn()
-    node.loop.advise(_advice(1))
+    node.loop.order(_advice(1))
     assert old.host_cell.read() is not None, "it was granted slots"
     old.close()  # it is dead; the host hears of it later
     allot = node.arena.allot
 
     def then_advice(**request: Any) -> Any:
         held = allot(**request)
-        node.elsewhere(lambda: (node.check_free(), node.loop.advise(_advice(2))))
+        node.elsewhere(lambda: (node.check_free(), node.loop.order(_advice(2))))
         return held
 
     monkeypatch.setattr(node.arena, "allot", then_advice)

@@ -40,7 +40,7 @@ class Host:
         return self.calls(host, method, request)
 
     def order(self, step: int = 1, seq: int = 1) -> None:
-        self.loop.copy(Copy(host=B, lineage=LINE, step=step, pieces=((0, A),), attempt=1, seq=seq))
+        self.loop.order(Copy(host=B, lineage=LINE, step=step, pieces=((0, A),), attempt=1, seq=seq))
 
     def steps(self) -> list[int]:
         return [staged.step for _, _, staged in self.loop.contents()]
@@ -149,7 +149,7 @@ def lose_the_source(pair: Pair) -> None:
 
 def restore_something_else(pair: Pair) -> None:
     if pair.chunks == 2:
-        pair.b.loop.invalidate(Invalidate(host=B, lineage="", step=-1, by="1.2.n", attempt=1, seq=1))
+        pair.b.loop.order(Invalidate(host=B, lineage="", step=-1, by="1.2.n", attempt=1, seq=1))
 
 
 @pytest.mark.parametrize(("meddle", "chunks"), [(lose_the_source, 3), (restore_something_else, 4)])
@@ -184,7 +184,7 @@ def test_layouts_of_copies_go_with_them(pair: Pair):
         pair.b.order(step, seq=step)
         wait_for(lambda step=step: step in pair.b.steps() and pair.b.ended(), f"the copy of step {step}")
         advice = Advice(attempt=1, seq=step, lineage=LINE, decided=True, stable=(step, 0), durable_step=-1)
-        pair.b.loop.advise(advice)
+        pair.b.loop.order(advice)
     pair.b.arena.prune_layouts()
     assert len(list((pair.b.arena.path / "layouts").iterdir())) <= 3, "one for each slot"
 

@@ -41,8 +41,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted(ModelLink, "ask", lambda event, _: f"asked {type(event).__name__}")
     counted(ModelLink, "call_host", lambda _host, method, *_: f"called {method}")
     counted(ModelLink, "call_hosts", lambda *_: "called for pieces", calls)
-    for order in ("advise", "invalidate", "copy", "end_trainers", "write"):
-        counted(World, order, lambda *_, order=order: f"ordered {order}")
+    counted(World, "order", lambda _host, order: f"ordered {type(order).__name__}")
+    counted(World, "write", lambda *_: "ordered Write")
     counted(Weather, "before", lambda operation, _: f"storage {operation}")
     return found
 
@@ -90,7 +90,7 @@ def test_a_snapshot(counts: Counter[str]):
     """Of each rank: it calls save(), it has staged, and what its host was told has come."""
     steps = 10
     found = play(counts, saving(steps), save_every_steps=10_000)["saves"]
-    check(found, steps, {"told HostReported": 3 * RANKS, "ordered advise": RANKS + 1})
+    check(found, steps, {"told HostReported": 3 * RANKS, "ordered Advice": RANKS + 1})
 
 
 def test_a_durable_step(counts: Counter[str]):
@@ -99,8 +99,8 @@ def test_a_durable_step(counts: Counter[str]):
     found = play(counts, saving(steps), save_every_steps=1, keep_last=2)["saves"]
     messages = {
         "told HostReported": 5 * RANKS + 1,
-        "ordered advise": 3 * RANKS + 1,
-        "ordered write": RANKS,
+        "ordered Advice": 3 * RANKS + 1,
+        "ordered Write": RANKS,
     }
     # Five of the step's own small files, its package, the log's entry, the ledger's; markers and small files are read back. The log's
     # entry before this one is looked at, and the package, so that nothing is written into the place of a folder that is away; the
@@ -130,4 +130,4 @@ def test_a_restore(counts: Counter[str]):
 
     found = play(counts, script, save_every_steps=1)["restore"]
     asked = {"asked RestoreAsked": 1, "asked RestoreTried": 1, "called for pieces": 1}
-    check(found, RANKS, asked | {"told HostReported": 6, "ordered advise": 3, "ordered invalidate": 1})
+    check(found, RANKS, asked | {"told HostReported": 6, "ordered Advice": 3, "ordered Invalidate": 1})

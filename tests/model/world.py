@@ -27,12 +27,9 @@ from raystate.arena import HostArena, arena_path, default_root
 from raystate.config import StateConfig
 from raystate.core.formats.errors import RaystateError, StorageError
 from raystate.core.formats.messages import (
-    Advice,
     CarriedOut,
-    Copy,
-    EndTrainers,
     HostId,
-    Invalidate,
+    HostOrder,
     Joined,
     Reply,
     Staged,
@@ -613,25 +610,13 @@ class World:
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
         del host, on_error
 
-    def _order(self, host: HostId, call: Callable[[HostLoop], None]) -> None:
+    def order(self, host: HostId, order: HostOrder) -> None:
         def arrive() -> None:
             loop = self._loop(host)
             if loop is not None:
-                call(loop)
+                loop.order(order)
 
         self.at(0.01 * self.rng.random(), arrive)
-
-    def advise(self, host: HostId, advice: Advice) -> None:
-        self._order(host, lambda loop: loop.advise(advice))
-
-    def invalidate(self, order: Invalidate) -> None:
-        self._order(order.host, lambda loop: loop.invalidate(order))
-
-    def copy(self, order: Copy) -> None:
-        self._order(order.host, lambda loop: loop.copy(order))
-
-    def end_trainers(self, order: EndTrainers) -> None:
-        self._order(order.host, lambda loop: loop.end_trainers(order))
 
     def write(self, order: Write) -> Future[Any]:
         future: Future[Any] = Future()

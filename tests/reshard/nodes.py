@@ -108,7 +108,7 @@ class Nodes:
 
     def _copy(self, rank: int, to: HostId) -> None:
         loop = self.loops[to]
-        loop.copy(Copy(host=to, lineage=LINE, step=STEP, pieces=((rank, HostId(f"node{rank}")),), attempt=1, seq=rank + 1))
+        loop.order(Copy(host=to, lineage=LINE, step=STEP, pieces=((rank, HostId(f"node{rank}")),), attempt=1, seq=rank + 1))
         wait_for(lambda: any(staged.rank == rank for _, _, staged in loop.contents()), f"the copy of rank {rank}")
 
     def call(self, host: HostId, method: str, timeout_s: float, request: dict[str, Any]) -> Any:

@@ -12,10 +12,9 @@ from typing import Any
 from raystate.core.formats.errors import StorageError
 from raystate.core.formats.messages import (
     Advice,
-    Copy,
-    EndTrainers,
     Event,
     HostId,
+    HostOrder,
     HostReported,
     HostSummary,
     Invalidate,
@@ -73,21 +72,13 @@ class MadeUpHosts:
         if host not in self.sequence:
             self._report(host)
 
-    def advise(self, host: HostId, advice: Advice) -> None:
-        del advice
-        self._report(host)
-
-    def invalidate(self, order: Invalidate) -> None:
-        held = self.staged.get(order.host, ())
-        self.staged[order.host] = tuple(one for one in held if order.spares(one.lineage, one.step))
-        self.base[order.host] = order
-        self._report(order.host)
-
-    def copy(self, order: Copy) -> None:
-        pass
-
-    def end_trainers(self, order: EndTrainers) -> None:
-        del order
+    def order(self, host: HostId, order: HostOrder) -> None:
+        if isinstance(order, Invalidate):
+            held = self.staged.get(host, ())
+            self.staged[host] = tuple(one for one in held if order.spares(one.lineage, one.step))
+            self.base[host] = order
+        if isinstance(order, Invalidate | Advice):
+            self._report(host)
 
     def write(self, order: Write) -> Future[Any]:
         return self.workers.submit(self._write, order)

@@ -144,6 +144,9 @@ class Log:
     text: str
 
 
+HostOrder = Advice | Invalidate | EndTrainers | Copy
+"""What the Coordinator orders a HostActor, which sends no answer but its reports."""
+
 Command = (
     Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | CarryOut | Discard
     | Finish | Log

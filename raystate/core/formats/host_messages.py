@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.formats.commands import Copy, EndTrainers, Write
+from raystate.core.formats.commands import HostOrder, Write
 from raystate.core.formats.events import HostReported, Tick, TrainerExited
 from raystate.core.formats.names import HostId, SnapshotId
 from raystate.core.formats.replies import Advice, Failure, Invalidate
@@ -135,7 +135,7 @@ class CopyEnded:
 
 HostEvent = (
     SetFound | SetRemoved | SetRead | Connected | Disconnected | Examined | HoldAsked | HoldEnded
-    | CopyMeasured | CopyEnded | Tick | Advice | Invalidate | EndTrainers | Write | Copy
+    | CopyMeasured | CopyEnded | Tick | Write | HostOrder
 )  # fmt: skip
 
 
