@@ -16,10 +16,12 @@ import jinja2
 from raystate import __version__
 from raystate.cli.console import figure, size
 from raystate.cli.report_facts import ReportContent, ReportedSave
-from raystate.core.formats.texts import printable
+from raystate.core.formats.texts import counted, printable
+from raystate.runtime.ledger import LoggedRecovery
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 940, 300, 70, 34, 14, 26
-_SMALL = (460, 180)
+_LEFT, _BOTTOM, _TOP, _RIGHT = 70, 34, 14, 26
+_WIDE, _SMALL = (940, 300), (460, 180)
+_NARROW = (460, 260)  # the steps on a phone
 _MOST_POINTS = 2_000  # in one drawing
 _MOST_ROWS = 300  # of one table
 _MOST_METRICS = 8
@@ -68,7 +70,8 @@ def render(report: ReportContent) -> str:
         removed=[save for save in report.saves if save.past.fate == "retired"],
         aside=[save for save in report.saves if save.past.fate == "set aside"],
         nbytes=sum(save.nbytes or 0 for save in report.saves),
-        steps=_steps_drawing(report),
+        summary=_summary(report, newest),
+        steps=[one for form, size in {"wide": _WIDE, "narrow": _NARROW}.items() if (one := _steps_drawing(report, form, size))],
         metrics=[_metric_drawing(name, points) for name, points in list(metrics.items())[:_MOST_METRICS]],
         metrics_left=max(0, len(metrics) - _MOST_METRICS),
         rows=list(reversed(report.saves))[:_MOST_ROWS],
@@ -86,7 +89,14 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"size": size, "figure": figure, "seconds": _seconds, "moment": _moment, "plain": printable}
+    environment.filters |= {
+        "size": size,
+        "figure": figure,
+        "counted": counted,
+        "seconds": _seconds,
+        "moment": _moment,
+        "plain": printable,
+    }
     environment.finalize = lambda value: printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
     return environment.get_template("report.html.j2")
 
@@ -94,36 +104,32 @@ def _template() -> jinja2.Template:
 # ---------------------------------------------------------------- drawings
 
 
-def _steps_drawing(report: ReportContent) -> dict[str, Any] | None:
+Point = tuple[float, float]  # wall clock, step
+
+
+def _steps_drawing(report: ReportContent, form: str, size: tuple[int, int]) -> dict[str, Any] | None:
     """Steps over time; None: fewer than two durable steps have a time."""
+    width, height = size
     timed = [(save.past.time_s, save) for save in report.saves if save.past.time_s is not None]
     if len(timed) < 2:
         return None
     timed.sort(key=lambda one: one[0])
+    thinned = _thinned(timed)
+    lines = _lines(thinned, report.recoveries)
     begin_s = min(timed[0][0], *(back_s - one.seconds for back_s, one in report.recoveries)) if report.recoveries else timed[0][0]
     end_s = max(timed[-1][0], *(back_s for back_s, _ in report.recoveries)) if report.recoveries else timed[-1][0]
-    x = Axis(low=begin_s, high=end_s, begin=_LEFT, end=_WIDTH - _RIGHT)
-    top = max(save.past.step for _, save in timed)
-    low = min(save.past.step for _, save in timed)
-    y = Axis(low=min(low, top - 1), high=top, begin=_HEIGHT - _BOTTOM, end=_TOP)
-    lines: list[list[str]] = []
-    before: ReportedSave | None = None
-    points: list[dict[str, Any]] = []
-    for time_s, save in _thinned(timed):
-        place = (x.at(time_s), y.at(save.past.step))
-        if before is None or (before.past.attempt, before.past.lineage) != (save.past.attempt, save.past.lineage):
-            lines.append([])
-        lines[-1].append(f"{place[0]},{place[1]}")
-        points.append({"x": place[0], "y": place[1], "save": save})
-        before = save
+    x = Axis(low=begin_s, high=end_s, begin=_LEFT, end=width - _RIGHT)
+    top = max(step for line in lines for _, step in line)
+    low = min(step for line in lines for _, step in line)
+    y = Axis(low=min(low, top - 1), high=top, begin=height - _BOTTOM, end=_TOP)
     span_s = end_s - begin_s
     width_s, unit = _unit(span_s)
     elapsed = Axis(low=0.0, high=span_s / width_s, begin=x.begin, end=x.end)
     by_attempt = _by_attempt(timed)
     return {
-        "width": _WIDTH, "height": _HEIGHT, "left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM,
-        "lines": [" ".join(line) for line in lines if len(line) > 1],
-        "points": points,
+        "form": form, "width": width, "height": height, "left": _LEFT, "right": width - _RIGHT, "top": _TOP, "bottom": height - _BOTTOM,
+        "lines": [" ".join(f"{x.at(time_s)},{y.at(step)}" for time_s, step in line) for line in lines if len(line) > 1],
+        "points": [{"x": x.at(time_s), "y": y.at(save.past.step), "save": save} for time_s, save in thinned],
         "bands": [
             {"x": x.at(back_s - one.seconds), "width": max(1.5, round(x.at(back_s) - x.at(back_s - one.seconds), 1)), "recovery": one}
             for back_s, one in report.recoveries[-_MOST_POINTS:]
@@ -137,8 +143,27 @@ def _steps_drawing(report: ReportContent) -> dict[str, Any] | None:
         "unit": unit,
         "begin": begin_s,
         "y_ticks": [{"y": y.at(tick), "text": _number(tick)} for tick in y.ticks() if tick == int(tick)],
-        "thinned": len(points) < len(timed),
+        "thinned": len(thinned) < len(timed),
     }  # fmt: skip
+
+
+def _lines(timed: Sequence[tuple[float, ReportedSave]], recoveries: Sequence[tuple[float, LoggedRecovery]]) -> list[list[Point]]:
+    """The saves of each lineage; before a recovery also the step that it had reached, after it the one from which it went on."""
+    by_lineage: dict[tuple[int, str], list[Point]] = {}
+    for time_s, save in timed:
+        by_lineage.setdefault((save.past.attempt, save.past.lineage), []).append((time_s, float(save.past.step)))
+    lines = list(by_lineage.values())
+    for back_s, one in recoveries:
+        died_s = back_s - one.seconds
+        if one.step < 0 or not one.back:
+            continue
+        before = max((line for line in lines if line[-1][0] <= died_s), key=lambda line: line[-1][0], default=[])
+        after = min((line for line in lines if line[0][0] >= back_s), key=lambda line: line[0][0], default=[])
+        if before:
+            before.append((died_s, float(one.step + one.steps_repeated)))
+        if after:
+            after.insert(0, (back_s, float(one.step)))
+    return lines
 
 
 def _metric_drawing(name: str, points: Sequence[tuple[int, float]]) -> dict[str, Any]:
@@ -174,6 +199,23 @@ def _by_attempt(timed: Sequence[tuple[float, ReportedSave]]) -> dict[int, list[f
 
 
 # ---------------------------------------------------------------- words
+
+
+def _summary(report: ReportContent, newest: int | None) -> str:
+    """What happened, in one sentence."""
+    begins = f"Step {newest:,} is the newest durable step" if newest is not None else "No step is durable"
+    damaged = counted(len(report.problems), "thing that lies there is", "things that lie there are")
+    ends = f"; {damaged} damaged" if report.problems else ""
+    if report.history is None:
+        return f"{begins}{ends}."
+    if not report.recoveries:
+        return f"{begins}, and no restart was needed{ends}."
+    took_s = sum(one.seconds for _, one in report.recoveries)
+    repeated = sum(max(0, one.steps_repeated) for _, one in report.recoveries)
+    last = report.recoveries[-1][1]
+    origin = f", the last from step {last.step:,} ({last.tier})" if last.tier and last.step >= 0 else ""
+    restarts = counted(len(report.recoveries), "restart")
+    return f"{begins}; {restarts} took {_seconds(took_s)} and repeated {counted(repeated, 'step')}{origin}{ends}."
 
 
 def _unit(span_s: float) -> tuple[float, str]:

@@ -122,10 +122,10 @@ def test_a_run_is_told_on_one_page(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert all(re.fullmatch(r"[\d.]+ (ms|s)", row[2]) for row in steps.values()), "what the ledger says that each save took"
     (recovery,) = [row for row in page.rows if "memory" in row]
     assert recovery[1:5] == ["2.5 s", "6", "memory", "1"]
-    assert len(page.of_class("band")) == 1 and len(page.of_class("retired")) == 3
+    assert len(page.of_class("band")) == 2 and len(page.of_class("retired")) == 6, "drawn for a wide page and for a phone"
     assert "smallest 0.25 at step 8, largest 6.25 at step 2" in page.text
     assert "odd" not in page.text, "NaN is drawn nowhere"
-    assert page.text.count("model") >= 2 and "1 attempts" not in page.text
+    assert page.text.count("model") >= 2 and "1attempt\n" in page.text
 
 
 def test_a_restart_that_failed_is_told_as_one(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,7 @@ def test_a_restart_that_failed_is_told_as_one(run: Path, tmp_path: Path, capsys:
     page = report(capsys, run, tmp_path / "page.html")
     (row,) = [row for row in page.rows if row[-1].startswith("lost")]
     assert row[1:] == ["1.5 s", "-", "-", "0", "lost; it ended again before a new step"]
-    assert len(page.of_class("band")) == 2
+    assert len(page.of_class("band")) == 4
 
 
 def test_it_is_one_file_without_network_or_scripts_whatever_the_names(
@@ -164,7 +164,7 @@ def test_every_point_lies_in_its_drawing(run: Path, tmp_path: Path, capsys: pyte
             drawn += 1
         if tag == "circle":
             assert 0 <= float(str(attrs["cx"])) <= width and 0 <= float(str(attrs["cy"])) <= height
-    assert drawn == 6 * 3, "the steps, and two metrics"
+    assert drawn == 6 * 4, "the steps twice, and two metrics"
 
 
 def test_a_damaged_log_and_ledger_are_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,6 +300,45 @@ def test_goodput_counts_what_log_and_ledger_know_and_nothing_else() -> None:
     assert worst is not None and worst.share == 0.0
 
 
+def test_the_line_goes_up_to_a_death_and_on_from_where_the_run_came_back() -> None:
+    """It stopped at the save before, and a save alone after a restart was a lone dot."""
+    steps = (past(10, 100.0), past(20, 120.0), past(30, 160.0, lineage="1.2.x"))
+    back_s, back = recovery(150.0, 25.0, 2)
+    report = ReportContent(
+        url="x",
+        history=RunHistory(run="lm", entries=5, attempts={1: "why"}, steps=steps, damaged=()),
+        saves=tuple(ReportedSave(past=one) for one in steps),
+        recoveries=((back_s, dataclasses.replace(back, step=21)),),
+    )
+    page = Page(render(report))
+    wide, narrow = [[str(one["points"]).split() for one in page.of_class("curve")][i : i + 2] for i in (0, 2)]
+    x, y = Axis(low=100.0, high=160.0, begin=70, end=914), Axis(low=10, high=30, begin=266, end=14)
+    assert wide == [
+        [f"{x.at(time_s)},{y.at(step)}" for time_s, step in line]
+        for line in ([(100, 10), (120, 20), (125, 23)], [(150, 21), (160, 30)])
+    ]
+    assert [len(line) for line in narrow] == [3, 2]
+    assert (
+        "Step 30 is the newest durable step; 1 restart took 25.0 s and repeated 2 steps, the last from step 21 (memory)."
+        in page.text
+    )
+    calm = Page(render(dataclasses.replace(report, recoveries=())))
+    assert "Step 30 is the newest durable step, and no restart was needed." in calm.text
+    bare = Page(render(dataclasses.replace(report, history=None, problems=("a", "b"))))
+    assert "Step 30 is the newest durable step; 2 things that lie there are damaged." in bare.text
+
+
+def test_a_phone_shows_each_row_with_the_names_of_its_columns(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = report(capsys, run, tmp_path / "page.html")
+    assert all(attrs.get("data-is") for tag, attrs in page.tags if tag == "td")
+    raw = (tmp_path / "page.html").read_text()
+    assert "@media screen and (max-width: 700px)" in raw and "@media screen and (prefers-color-scheme: dark)" in raw
+    colours = raw[raw.index("* { box-sizing") : raw.index("</style>")]
+    assert "#" not in colours, "each colour has a dark form"
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (3.0, 3.0), (-5.0, 1e9), (1e-12, 2e-12), (0.0, 86400.0 * 400)])
 def test_axes_have_a_few_round_ticks(low: float, high: float) -> None:
     axis = Axis(low=low, high=high, begin=70.0, end=900.0)
@@ -343,7 +382,7 @@ def test_a_ledger_of_impossible_numbers_is_damaged(
 ) -> None:
     (run / EVENTS / "000001-0002.json").write_text(f"{json.dumps(EVENT)[:-1]}, {more}}}")
     page = report(capsys, run, tmp_path / "page.html", code=1)
-    assert "000001-0002.json can't be read" in page.text and len(page.of_class("band")) == 1
+    assert "000001-0002.json can't be read" in page.text and len(page.of_class("band")) == 2
 
 
 def test_a_stray_number_in_the_log_is_one_problem(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
