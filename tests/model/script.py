@@ -23,6 +23,7 @@ from raystate.core.formats.errors import (
     StepOrderError,
     StorageError,
 )
+from raystate.counted import Counted
 from raystate.manager import StateManager
 from raystate.reader import Reader
 from tests.model.iterators import Holds
@@ -33,6 +34,7 @@ from tests.model.world import Ended, Rank, Violation, World
 CALLS = 14
 TROUBLED_STARTS = 6
 MOST_FLOATS = 300_000  # of an array; the slots of three ranks have to fit into a host's memory
+BATCHES = 5  # of an epoch
 LARGE_CHARS = 100_000  # more than the first slots of a rank have room for beside the arrays
 SLOW_STORAGE = "gave way to newer ones: storage is slower than the steps between saves"
 MOST_WAIT_S = (
@@ -295,6 +297,11 @@ class Sequence:
         return script
 
 
+def _items() -> dict[str, Any]:
+    """Of a fresh start."""
+    return {"data": Holds(b"0"), "rows": Holds([]), "batches": Counted(lambda: range(BATCHES))}
+
+
 class Player:
     """One rank's script."""
 
@@ -309,7 +316,7 @@ class Player:
         self.columns: tuple[int, ...] = ()
         self.large = False
         self.line = Line()
-        self.data = Holds(b"0")
+        self.items = _items()
         self.ahead: set[int] = set()
         self.promises: list[tuple[int, float]] = []
         self.last_true = -1  # the newest step that this line has promised
@@ -397,13 +404,22 @@ class Player:
             self.promises.append((step, token))
             self.last_true, self.flushed = step, False
 
+    def _items_of(self, token: float) -> dict[str, Any]:
+        """The step's items: one row more, and the next batch, of the next epoch where this one is at its end."""
+        rows, batches = self.items["rows"], self.items["batches"]
+        if next(batches, None) is None:
+            next(iter(batches))
+        rows.state = [*rows.state, (token, batches.epoch, "x" * 50)]
+        self.items["data"].state = str(token).encode()
+        self.truth.items[token, self.me] = rows.state, batches.get_state()
+        return self.items
+
     def _save(self, step: int, token: float, force: bool) -> bool:
-        state = self.state(token)
-        self.data.state = str(token).encode()
+        state, items = self.state(token), self._items_of(token)
         custom = {"token": token, "log": "x" * (LARGE_CHARS if self.large else 0)}
         nothing_yet = not self.truth.published
         began_s = self.rank.world.clock()
-        got = self.manager.save(step, state, items={"data": self.data}, metrics={"loss": token}, custom=custom, force=force)
+        got = self.manager.save(step, state, items=items, metrics={"loss": token}, custom=custom, force=force)
         took_s = self.rank.world.clock() - began_s
         if not force and self.sequence.ranks == 1 and took_s > MOST_WAIT_S * self.rank.world.paces[0]:
             # The first package may have been on its way, or somebody had only just come back.
@@ -443,7 +459,7 @@ class Player:
 
         line._keep = refuse
         try:
-            self.manager.save(step, self.state(0.0), force=True)
+            self.manager.save(step, self.state(0.0), items=self.items, force=True)
         except CapacityError:
             pass
         except StepOrderError:
@@ -472,7 +488,7 @@ class Player:
         if self.line.newest < 1:
             return
         try:
-            self.manager.save(self.line.newest - 1, self.state(0.0), force=True)
+            self.manager.save(self.line.newest - 1, self.state(0.0), items=self.items, force=True)
         except StepOrderError:
             return
         raise Violation(f"save({self.line.newest - 1}) after save({self.line.newest}) was taken")
@@ -528,7 +544,7 @@ class Player:
             step, token = self.line.newest + 1, self.token(call.number, turn)
             self.truth.save(self.me, step, token)
             try:
-                if not self.manager.save(step, self.state(token), items={"data": self.data_of(token)}, force=True):
+                if not self.manager.save(step, self.state(token), items=self._items_of(token), force=True):
                     raise Violation(f"save({step}, force=True) of another thread says False")
             except RaystateError as error:
                 self.note(f"another thread's save({step}): {error}")
@@ -537,10 +553,6 @@ class Player:
             self.promises = [*self.promises, (step, token)]
             self.last_true, self.flushed = step, False
             self.rank.rest(0.01)
-
-    @staticmethod
-    def data_of(token: float) -> Holds:
-        return Holds(str(token).encode())
 
     def do_large(self, call: Call) -> None:
         """More is written down beside the arrays from now on; or no more."""
@@ -634,12 +646,11 @@ class Player:
 
     def restore(self, wanted: int | None, *, rollback: bool = False) -> None:
         truth, sequence = self.truth, self.sequence
-        data = Holds(b"0")
-        reference = None
+        items, reference = _items(), None
         if rollback and wanted is not None:
             sequence.rolling_back[self.me] = wanted
         try:
-            restored = self.manager.restore(reference, step=wanted, rollback=rollback)
+            restored = self.manager.restore(reference, step=wanted, rollback=rollback, items=items)
         except StepNotFoundError as error:
             if wanted is None:
                 raise
@@ -652,6 +663,8 @@ class Player:
         self.lines += 1
         key = ("line", self.group, self.lines)
         truth.restored(self.me, hash(key), wanted, step, token)
+        if token is not None:
+            truth.has_items(self.me, token, items["rows"].state, items["batches"].get_state())
 
         def begin() -> list[int]:
             # Newer ones than the newest are on their way out: a crash met the rollback that retires them.
@@ -668,7 +681,7 @@ class Player:
         self.line = Line(newest=step, token=token, promised=safe, saved=False)
         self.last_true, self.flushed = -1, False
         self.promises = []  # a restore ends them
-        self.data = data
+        self.items = items
 
     # ------------------------------------------------------------ ends
 

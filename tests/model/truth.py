@@ -45,6 +45,9 @@ class Truth:
     published: dict[int, set[float]] = field(default_factory=dict)  # step -> tokens that were ever in storage under it
     published_s: dict[float, float] = field(default_factory=dict)  # token -> when it was first in storage
     given_up: dict[float, str] = field(default_factory=dict)  # tokens that must never be seen again, and since when
+    items: dict[tuple[float, int], tuple[Any, Any]] = field(
+        default_factory=dict
+    )  # (token, rank) -> its rows, and its place in the data
     line_of: dict[float, int] = field(default_factory=dict)
     line: int = 0  # grows with each settled restore
     base_of: dict[int, float | None] = field(default_factory=dict)  # line -> the token that it began with
@@ -141,6 +144,12 @@ class Truth:
         outcomes.add((step, token))
         if len(outcomes) > 1:
             raise Violation(f"the ranks restored different things: {outcomes}")
+
+    def has_items(self, rank: int, token: float, rows: Any, place: Any) -> None:
+        """What a restore of this token has set."""
+        for what, got, expected in zip(("rows", "place in the data"), (rows, place), self.items[token, rank], strict=True):
+            if got != expected:
+                raise Violation(f"restore on rank {rank} gives the {what} {got} with token {token}, saved was {expected}")
 
     def begin(self, step: int, token: float | None, *, rollback: bool, stored: Iterable[int]) -> None:
         """A restore has settled: what was not durable and lies beyond it is gone for ever."""
