@@ -7,8 +7,8 @@ import copy
 import json
 import logging
 import re
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Generator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -35,20 +35,30 @@ class PackedItems:
     iterators: name -> this process's state.
     files: name -> what this process's checkpointable wrote: name relative to the item's folder -> bytes.
     json_items: name -> value, a copy; empty on all processes but 0.
+    unread: name -> the iterator or checkpointable itself, whose state was not asked for; it is empty above.
     """
 
     trees: dict[str, Any] = field(default_factory=dict)
     iterators: dict[str, bytes] = field(default_factory=dict)
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     json_items: dict[str, Any] = field(default_factory=dict)
+    unread: dict[str, Any] = field(default_factory=dict)
+
+    def read(self) -> PackedItems:
+        """The same, with what was not asked for as it is now."""
+        now = pack_items(self.unread, process_index=0)
+        return replace(self, iterators={**self.iterators, **now.iterators}, files={**self.files, **now.files}, unread={})
 
 
 def is_iterator(value: Any) -> bool:
     return callable(getattr(value, "get_state", None)) and callable(getattr(value, "set_state", None))
 
 
-def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> PackedItems:
+def pack_items(items: Mapping[str, Any] | None, *, process_index: int, leave: Collection[str] = ()) -> PackedItems:
     """Serialize the items of one save; nothing in the answer changes when the caller goes on, except for arrays in `trees`.
+
+    Args:
+        leave: iterators and checkpointables that are not read, by name.
 
     Raises:
         ConfigError: a name that can't be a folder, or a value that is neither iterator nor checkpointable nor tree nor
@@ -68,10 +78,12 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
             )
         if isinstance(value, type):
             raise ConfigError(f"item {name!r}: {of_a_class(value)}", field="items", item=name)
+        if name in leave and (is_iterator(value) or is_checkpointable(value)):
+            packed.unread[name] = value
         if is_iterator(value):
-            packed.iterators[name] = iterator_state(name, value)
+            packed.iterators[name] = iterator_state(name, value) if name not in leave else b""
         elif is_checkpointable(value):
-            packed.files[name] = saved_files(name, value)
+            packed.files[name] = saved_files(name, value) if name not in leave else {}
         elif _has_arrays(value):
             packed.trees[name] = value
         elif callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):

@@ -215,7 +215,7 @@ class StateManager:
             step: number of completed steps.
             state: any pytree of arrays and Python scalars.
             items: iterators (`get_state`/`set_state`), Orbax v1's checkpointables (`async` `save`/`load`), trees with arrays, or JSON
-                values; serialized before this returns.
+                values; serialized before this returns. States above 1 MiB only where the step is captured, else at `close`.
             metrics: numbers (or 0-d arrays, which may still be computing).
             custom: anything JSON.
             force: make this step durable although none is due. Of the newest step that is another try: each that becomes durable counts.
@@ -235,7 +235,7 @@ class StateManager:
             state=state,
             metrics=hold_metrics(check_metrics(metrics)),
             custom=check_custom(custom),
-            items=pack_items(items, process_index=self._rank),
+            items=self._last.pack(items, check_step(step), force=force),
         )
         kept = given.kept()
 

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from raystate.arrays.items import PackedItems, pack_items
 from raystate.config import StateConfig
 from raystate.core.formats.messages import RestoreSettled
 from raystate.manager.pipeline import Pipeline
@@ -23,12 +25,27 @@ from raystate.reader import Reader, StepMetadata
 logger = logging.getLogger("raystate")
 
 
+LARGE_BYTES = 1 << 20  # of an item's state: it is no mere position
+
+
 class NewestSave:
     """The arguments of the newest save, to stage it at the end if it wasn't. A restore, and the end, forget it."""
 
     def __init__(self, pipeline: Pipeline):
         self._pipeline = pipeline
         self._given: SaveArguments | None = None
+        self.largest: float = LARGE_BYTES
+        self._large: frozenset[str] = frozenset()  # items whose state was large when it was read last
+
+    def pack(self, items: Mapping[str, Any] | None, step: int, *, force: bool) -> PackedItems:
+        """The items of a save. Of a step that isn't captured, what is small is read all the same: it may become the last one."""
+        with self._pipeline.lock:
+            leave = frozenset() if self._pipeline.machine.may_keep(step, force=force) else self._large
+        packed = pack_items(items, process_index=self._pipeline.machine.rank, leave=leave)
+        sizes = {name: len(state) for name, state in packed.iterators.items()}
+        sizes |= {name: sum(map(len, files.values())) for name, files in packed.files.items()}
+        self._large = frozenset(name for name, size in sizes.items() if size > self.largest or name in packed.unread)
+        return packed
 
     def keep(self, given: SaveArguments) -> None:
         """It is the newest now. `given`: from `SaveArguments.kept`."""
@@ -62,7 +79,7 @@ class NewestSave:
             logger.warning("step %d was donated after its save: the newest snapshot is the last step", last.step)
             return
         self._pipeline.drain()  # nothing is in a hurry any more: no earlier durable step has to give way
-        self._pipeline.save(last, force=True)
+        self._pipeline.save(dataclasses.replace(last, items=last.items.read()), force=True)
 
 
 class Ranking:

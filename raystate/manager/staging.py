@@ -72,6 +72,7 @@ def keep(
     give_up_s: float,
 ) -> StepCopy:
     """Hold the bytes of a step on the devices, so that the training may go on and donate its state."""
+    assert not given.items.unread, given.items.unread
     table = SlotTable(
         layout_ref="",
         crc32c=(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from raystate.core.formats.errors import BarrierTimeoutError, InvalidTransitionError, StepOrderError
@@ -31,6 +33,24 @@ def test_durable_is_the_first_save_at_or_after_each_multiple():
     later = Trainer(0, 2, "1.1.x", save_every_steps=10)
     later.begin("1.2.x", SnapshotId("1.1.x", 23))
     assert later.on_save(30, host_word=host()).promised
+
+
+def test_what_a_step_that_surely_keeps_nothing_needs_not_be_read():
+    """Whatever has been agreed upon, and whatever others' interval is."""
+    for seed in range(300):
+        rng = Random(seed)
+        made = trainer(save_every_steps=rng.choice((None, 5)), snapshot_every=rng.choice((0, 2, 3)))
+        surely_nothing = 0
+        for step in range(1, 20):
+            state = rng.choice(("proposed", "confirmed", "withdrawn"))
+            proposal = Proposal(id=step // 4, kind="stop", step=step // 4 * 4 + 5, state=state) if seed % 2 else None
+            word = host(*(rng.randrange(1, 9) for _ in range(3)), interval=rng.choice((1, 2)), proposal=proposal)
+            force = rng.random() < 0.1
+            may_keep = made.may_keep(step, force=force)
+            decision = made.on_save(step, force=force, host_word=word)
+            assert may_keep or decision.action == "none"
+            surely_nothing += not may_keep
+        assert surely_nothing
 
 
 def test_slots_are_used_one_by_one_and_then_skipped():

@@ -78,3 +78,40 @@ def test_where_the_room_to_grow_does_not_fit_the_state_does(allotted: list[int])
     with World(save_every_steps=1) as world:
         world.play(trains)
     assert [nbytes > least * 1.1 for nbytes in allotted[:3]] == [False, True, False], "with room first, then as it is"
+
+
+class Buffer(Holds):
+    """Large, or a mere position; and how often it was asked."""
+
+    def __init__(self, size: int):
+        super().__init__({"at": 0, "rows": "x" * size})
+        self.asked = 0
+
+    def get_state(self) -> Any:
+        self.asked += 1
+        return dict(self.state)
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_a_large_item_is_read_where_the_step_is_captured(large: bool):
+    """And at the end, for the last step. A position is read at each: the loop may have gone on before it closes."""
+    buffer, again = Buffer(2 << 20 if large else 0), Buffer(0)
+
+    def trains(rank: Rank) -> None:
+        with rank.open("first") as manager:
+            manager.restore(items={"data": buffer})
+            before = buffer.asked
+            for step in range(1, 204):
+                buffer.state["at"] = step
+                manager.save(step, {"w": step}, items={"data": buffer})
+            assert buffer.asked - before == (1 + 4 if large else 203), "the first, and steps 50, 100, 150 and 200"
+            buffer.state["at"] += not large
+
+    def goes_on(rank: Rank) -> None:
+        with rank.open("second") as manager:
+            restored = manager.restore(items={"data": again})
+            assert restored is not None and restored.step == again.state["at"] == 203
+
+    with World(save_every_steps=1000, snapshot_every_steps=50) as world:
+        world.play(trains)
+        world.play(goes_on)

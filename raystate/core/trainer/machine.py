@@ -234,6 +234,11 @@ class Trainer:
         stored = self._stored_step if self.phase == "joined" else -1
         refuse_other_pasts(step, rank=self.rank, newest=self.newest, stored=stored, ahead=self._ahead)
 
+    def may_keep(self, step: int, *, force: bool) -> bool:
+        """Whether save(step) may keep the step's bytes; if not, it surely keeps none."""
+        every = self.snapshot_every
+        return force or self._ack is not None or bool(self._why_due(step)) or (every > 0 and step % every == 0)
+
     def would_be_durable(self, step: int) -> bool:
         """Whether save(step) would be durable by the step rule."""
         return step > self.newest and bool(self._why_due(step))
