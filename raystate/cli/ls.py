@@ -14,7 +14,7 @@ from raystate.cli.bars import count_progress
 from raystate.cli.choosing import AllOption
 from raystate.cli.console import JsonOption, StorageArgument, count, figure, out, print_json, size, when
 from raystate.core.formats.errors import ConfigError
-from raystate.inspection.listing import StepSummary, beside, given_up, summaries
+from raystate.inspection.listing import RunSummary, StepSummary, beside, given_up, runs_below, summaries
 from raystate.inspection.places import Checkpoints
 from raystate.orbax.said import is_comparable
 
@@ -28,7 +28,7 @@ def ls(
     sort: Annotated[str, typer.Option("--sort", "-s", metavar="KEY", help="step, time, size, or the name of a metric")] = "step",
     as_json: JsonOption = False,
 ) -> None:
-    """List the steps of a run, or of an Orbax directory.
+    """List the steps of a run, or of an Orbax directory; of a folder of runs, such as a sweep's, the runs.
 
     It shows when each was saved, its size in storage, its items and its metrics. The newest come last. Exit code 1 if it can't look
     at a step.
@@ -37,11 +37,15 @@ def ls(
     Examples:
       raystate ls gs://bucket/lm                 the newest 20 steps
       raystate ls runs/lm --all --sort loss      all of them, the best last
+      raystate ls runs                           the runs in a folder
       raystate ls runs/lm --json | jq '.steps[-1].nbytes'
     """
     checkpoints = Checkpoints(storage)
-    checkpoints.existing(None)
     steps = checkpoints.steps()
+    if not steps and (runs := [*runs_below(checkpoints.storage)]):
+        _show_runs(checkpoints.storage.url, runs, as_json=as_json)
+        return
+    checkpoints.existing(None)
     chosen = steps if everything or sort not in ("step", "time") else steps[-last:]
     with count_progress(quiet=as_json) as progress:
         looks = summaries(checkpoints, chosen)
@@ -64,6 +68,19 @@ def ls(
         _show(checkpoints, found, total, strange, lost)
     if any(one.problem for one in found):
         raise typer.Exit(1)
+
+
+def _show_runs(url: str, runs: Sequence[RunSummary], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"storage": url, "runs": [dataclasses.asdict(one) for one in runs]})
+        return
+    width = max(len(one.name) for one in runs)
+    out.print(f"[bold]{'run':<{width}}  {'steps':>5}  {'newest':>6}  {'saved':<19}  holds[/]")
+    for one in runs:
+        newest = one.newest
+        step, saved, holds = (f"{newest.step}", when(newest.committed_at), _holds(newest)) if newest else ("-", "-", "")
+        out.print(f"{escape(one.name):<{width}}  {one.steps:>5}  {step:>6}  {saved:<19}  {escape(holds)}".rstrip())
+    out.print(f"{count(len(runs), 'run')} in {escape(url)}")
 
 
 def _sorted(found: list[StepSummary], sort: str) -> list[StepSummary]:

@@ -15,7 +15,7 @@ from raystate.core.formats.texts import of_step
 from raystate.inspection.metadata import files_of, moment, shown_items
 from raystate.inspection.places import Checkpoints
 from raystate.orbax.step_reader import ItemKind, StepReader
-from raystate.storage import LogReader, Storage, marked_save, number_in
+from raystate.storage import LogReader, Storage, marked_save, number_in, runs_in
 from raystate.storage.names import STATE
 
 _LOOKS = 8  # steps that are looked at at a time
@@ -71,6 +71,24 @@ def summaries(checkpoints: Checkpoints, steps: Sequence[int]) -> Iterator[StepSu
     """Of each as `summarize`, in order, several at a time."""
     with ThreadPoolExecutor(_LOOKS, thread_name_prefix="raystate-looks") as pool:
         yield from pool.map(lambda step: summarize(checkpoints, step), steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One run of a folder of runs. `steps`: how many are durable; `newest`: of these, None if there is none."""
+
+    name: str
+    url: str
+    steps: int
+    newest: StepSummary | None
+
+
+def runs_below(storage: Storage) -> Iterator[RunSummary]:
+    """The runs in a folder of them, as a sweep has it; each is looked at when it is asked for."""
+    for name in runs_in(storage):
+        run = Checkpoints(f"{storage.url}/{name}")
+        steps = run.steps()
+        yield RunSummary(name=name, url=run.storage.url, steps=len(steps), newest=summarize(run, steps[-1]) if steps else None)
 
 
 def given_up(storage: Storage) -> dict[SnapshotId, str] | None:

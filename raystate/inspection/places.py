@@ -14,6 +14,7 @@ from raystate.core.formats.entries import LogEntry
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
 from raystate.core.formats.log import published_steps
 from raystate.core.formats.names import told_newest
+from raystate.core.formats.texts import counted
 from raystate.legacy.directory import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (
@@ -31,7 +32,7 @@ from raystate.storage import (
     why_empty,
 )
 from raystate.storage.attempts import in_the_way
-from raystate.storage.foreign import is_early, is_marked
+from raystate.storage.foreign import is_early, is_marked, runs_in
 from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, step_of
 from raystate.waits import AGAIN_S
 
@@ -228,6 +229,8 @@ class Checkpoints:
             return f"{url} has no step: it is the folder of one checkpoint, and has no {MARKER}: unfinished, or a copy that has lost it"
         if empty := why_empty(self.storage):
             return f"{url} has no step: {empty}"
+        if runs := runs_in(self.storage):
+            return f"{url} has no step: it holds {counted(len(runs), 'run')}, which raystate ls lists; the first is {url}/{runs[0]}"
         if found := foreign_checkpoints(self.storage):
             return f"{url} has no step: {describe_foreign(url, found)}; raystate.load(…) reads one by its own path"
         if (claimed := self._claimed()) is not None:

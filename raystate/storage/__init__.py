@@ -2,7 +2,7 @@
 
 from raystate.storage.absence import is_missing, why_empty
 from raystate.storage.base import ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
-from raystate.storage.foreign import describe_foreign, foreign_checkpoints, refuse_foreign
+from raystate.storage.foreign import describe_foreign, foreign_checkpoints, refuse_foreign, runs_in
 from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect_garbage, find_garbage, remove_garbage
 from raystate.storage.log import RunLog
 from raystate.storage.log_reader import LogGoneError, LogReader
@@ -49,6 +49,7 @@ __all__ = [
     "remove_garbage",
     "replace_tree",
     "run_hash",
+    "runs_in",
     "step_folders",
     "visible_steps",
     "why_empty",

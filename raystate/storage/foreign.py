@@ -46,6 +46,11 @@ def is_run(storage: Storage, folder: str = "") -> bool:
     return storage.exists(f"{folder}{log_name(1)}")
 
 
+def runs_in(storage: Storage) -> tuple[str, ...]:
+    """The names of folders in which a run has begun, as of a sweep."""
+    return tuple(info.name.rstrip("/") for info in storage.list(recursive=False) if info.is_folder and is_run(storage, info.name))
+
+
 def foreign_checkpoints(storage: Storage) -> tuple[str, ...]:
     """The names of checkpoints that neither raystate nor Orbax's default naming wrote, at most a few; a folder's ends in "/".
 

@@ -139,6 +139,28 @@ def test_ls_of_damaged_and_unfinished_steps(raystate: Command, damaged: Path):
     assert "not complete 30/: unfinished saves, or copies that have lost their markers" in out
 
 
+def test_ls_of_a_folder_of_runs_lists_them(raystate: Command, written: Path, tmp_path: Path):
+    """It said that there was no step, and named the folders."""
+    assert raystate("ls", tmp_path)[0] == 2
+    for name, step in (("lr-0.003", 10), ("lr-0.01", None)):
+        RunLog(open_storage(tmp_path / name)).claim(lambda tail, name=name: claim_entry(tail, "writer", name))
+        if step is not None:
+            shutil.copytree(written / str(step), tmp_path / name / str(step))
+    (tmp_path / "notes").mkdir()
+    code, out, _ = raystate("ls", tmp_path)
+    header, first, second, last = out.splitlines()
+    assert (code, header.split()) == (0, ["run", "steps", "newest", "saved", "holds"])
+    assert first.split()[:3] == ["lr-0.003", "1", "10"] and first.endswith("data, ema, state, vocabulary  loss 0.1")
+    assert second.split() == ["lr-0.01", "0", "-", "-"] and last == f"2 runs in file://{tmp_path}"
+    found = json.loads(raystate("ls", tmp_path, "--json")[1])
+    assert [(one["name"], one["steps"], one["newest"] and one["newest"]["step"]) for one in found["runs"]] == [
+        ("lr-0.003", 1, 10), ("lr-0.01", 0, None),
+    ]  # fmt: skip
+    for command in ("inspect", "verify"):
+        code, _, complaint = raystate(command, tmp_path)
+        assert code == 2 and f"it holds 2 runs, which raystate ls lists; the first is file://{tmp_path}/lr-0.003" in complaint
+
+
 # ---------------------------------------------------------------- inspect
 
 
