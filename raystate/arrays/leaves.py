@@ -11,6 +11,12 @@ from jax.sharding import PartitionSpec, Sharding
 from raystate.arrays.mismatch import DifferenceError
 
 
+class Free(jax.ShapeDtypeStruct):
+    """An abstract array that goes onto the default device, free to move, wherever it was saved: so `init` makes it."""
+
+    __slots__ = ()
+
+
 def is_abstract(value: Any) -> bool:
     """Whether a leaf says what an array is like, and has no values: of JAX, or of another library."""
     return isinstance(value, Sharding | PartitionSpec | jax.ShapeDtypeStruct) or is_foreign(value)

@@ -23,7 +23,7 @@ from raystate.arrays.leaves import (
     same_kind,
     shape_and_dtype,
 )
-from raystate.arrays.meshes import SavedShardings, check_fits, resolved, sharding_of
+from raystate.arrays.meshes import Saved, SavedShardings, check_fits, resolved, sharding_of
 from raystate.arrays.mismatch import MISSING, DifferenceError, Differences, way_to_cast
 from raystate.arrays.paths import Path, cannot_flatten, path_key
 from raystate.arrays.stored import EMPTY, Stored
@@ -315,11 +315,11 @@ class _Matcher:
             return Numpy(leaf=index, dtype=dtype)
         if not is_foreign(value):
             self._check_width(dtype)
-            return self._device(index, stored, dtype, sharding_of(value), None, weak_type=is_weak(value))
+            return self._device(index, stored, dtype, self._sharding(value, stored), None, weak_type=is_weak(value))
         if (saved := self._saved.of(value, shape)) is None or jax.dtypes.canonicalize_dtype(dtype) != dtype:
             return Numpy(leaf=index, dtype=dtype)
         key_impl = stored.key_impl if getattr(value, "key_impl", None) is not None else None
-        return self._device(index, stored, dtype, saved.sharding, key_impl)
+        return self._device(index, stored, dtype, saved, key_impl)
 
     def _keys(self, value: Any, shape: tuple[int, ...], dtype: Any, stored: ArraySpec, index: int) -> Want:
         impl = key_impl_of(dtype)
@@ -329,20 +329,30 @@ class _Matcher:
             raise DifferenceError(f"expected PRNG keys of {impl}, the checkpoint has {stored.key_impl}")
         data_shape = (*shape, *stored.shape[len(stored.shape) - 1 :])
         self._check_shape(data_shape, stored.shape)
-        return self._device(index, stored, np.dtype(stored.dtype), sharding_of(value), impl)
+        return self._device(index, stored, np.dtype(stored.dtype), self._sharding(value, stored), impl)
+
+    def _sharding(self, value: Any, stored: ArraySpec) -> Sharding | Saved | None:
+        """Without one in the reference it is the saved one, as Orbax has it, if its devices are here."""
+        sharding = sharding_of(value)
+        if sharding is None and type(value) is jax.ShapeDtypeStruct:
+            return self._saved.find(stored.sharding, stored.shape)
+        return sharding
 
     def _device(
         self,
         index: int,
         stored: ArraySpec,
         dtype: np.dtype,
-        sharding: Sharding | None,
+        sharding: Sharding | Saved | None,
         key_impl: str | None,
         *,
         weak_type: bool = False,
     ) -> Device:
+        shape = stored.shape if key_impl is None else stored.shape[:-1]  # keys are sharded, not their words
+        if isinstance(sharding, Saved):
+            sharding, shape = sharding.sharding, stored.shape  # but the words were, when they were written
         if sharding is not None:
-            check_fits(sharding, stored.shape if key_impl is None else stored.shape[:-1])  # keys are sharded, not their words
+            check_fits(sharding, shape)
             sharding = self._same.setdefault(sharding, sharding)  # to compare two objects takes a hundred times as long as one
         return Device(leaf=index, shape=stored.shape, dtype=dtype, sharding=sharding, key_impl=key_impl, weak_type=weak_type)
 

@@ -82,10 +82,11 @@ def restore_tree(
     """Build the tree that the reference asks for.
 
     Args:
-        reference: any pytree; leaves ShapeDtypeStruct or jax.Array (gives a jax.Array with that sharding; without one, on the default
-            device and free to move), np.ndarray, Python or numpy scalars, str, a Sharding or PartitionSpec (shape and dtype from the
-            checkpoint; in place of a subtree, all of it as nested dicts and lists), or `...` (skipped, stays `...`). Shardings without
-            devices are taken to be on the mesh in force. None: the raw tree, as `raw_wants` says.
+        reference: any pytree; leaves ShapeDtypeStruct or jax.Array (gives a jax.Array with that sharding; an abstract one without has
+            the saved one, if its devices are here, else it goes onto the default device and is free to move), np.ndarray, Python or
+            numpy scalars, str, a Sharding or PartitionSpec (shape and dtype from the checkpoint; in place of a subtree, all of it as
+            nested dicts and lists), or `...` (skipped, stays `...`). Shardings without devices are taken to be on the mesh in force.
+            None: the raw tree, as `raw_wants` says.
         spec: what the checkpoint holds, with the values of its scalars (`TreeSpec.with_values`).
         source: where its bytes are. What is returned is a copy, or memory that only the
             caller has (`PieceSource.lends`).

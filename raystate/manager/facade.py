@@ -16,11 +16,12 @@ from raystate.core.trainer.save_decision import SaveDecision
 from raystate.launch_context import count_save, current, note
 from raystate.manager.calls import alone
 from raystate.manager.ending import Departure, is_clean_exit
+from raystate.manager.fresh import abstract_state
 from raystate.manager.monitored import RunEvents
 from raystate.manager.newest import DurableSteps, NewestSave, Ranking
 from raystate.manager.opening import is_launched, membership, open_managers, ray_link
 from raystate.manager.pipeline import Pipeline
-from raystate.manager.restoring import Restoring, Wanted, abstract_state
+from raystate.manager.restoring import Restoring, Wanted
 from raystate.manager.session import Session
 from raystate.manager.sourcing import Select, Source, check_source, restore_from_source
 from raystate.manager.staging import SaveArguments
@@ -162,8 +163,8 @@ class StateManager:
         """Collective: the newest step of this run, else of `source`, else `jax.jit(init_fn, out_shardings=shardings)()`.
 
         Args:
-            init_fn: makes the state; traced, and only run when there is nothing to restore.
-            shardings: a pytree (or prefix) of shardings, a callable (abstract state) -> pytree, or None: what jit(init_fn) gives.
+            init_fn: makes the state; traced, and only run when there is nothing to restore, or when only that tells where its arrays lie.
+            shardings: a pytree (or prefix) of shardings, a callable (abstract state) -> pytree, or None: where init_fn itself puts it.
             items: iterators are set in place; trees are references.
             source: the start, at step 0, of a run without a step. Another run (its newest step),
                 (run, step), or the folder of one step or checkpoint. Or a function that gives one

@@ -1,8 +1,5 @@
 """A restore: ask for the choice, begin its lineage, read, and settle with the other ranks."""
 
-# JAX's own functions are only partly typed; everything of ours is checked strictly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 from __future__ import annotations
 
 import contextlib
@@ -13,15 +10,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
-import jax
-from jax.sharding import PartitionSpec
-
 from raystate import fault_points
 from raystate.arena import format_bytes
 from raystate.config_errors import check_flag
 from raystate.core.formats.errors import (
     BarrierTimeoutError,
-    ConfigError,
     CorruptCheckpointError,
     RaystateError,
     ReferenceMismatchError,
@@ -245,7 +238,7 @@ class Restoring:
         stop = session.link.spawn(turn, threading.Condition(), "raystate-progress", SHOWN_AFTER_S)
         try:
             watched = dataclasses.replace(
-                content, on_plan=lambda nbytes: share.began(choice.begins, nbytes), on_moved=self._undo.callback
+                content, on_plan=functools.partial(share.began, choice.begins), on_moved=self._undo.callback
             )
             options = wanted.options_for(content)
             return watched.restore(wanted.reference, wanted.items, options, world=session.world, process_index=session.rank)
@@ -266,65 +259,3 @@ def _taken(bytes_from: Mapping[str, int]) -> str:
     places = {"memory": "this node's memory", "peer": "other nodes' memory", "storage": "storage"}
     found = [f"{format_bytes(bytes_from[tier])} from {place}" for tier, place in places.items() if bytes_from.get(tier)]
     return ", ".join(found) or "no arrays"
-
-
-def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Callable[[], Any]]:
-    """(reference for a restore, a function that makes the fresh state)."""
-    try:
-        abstract = jax.eval_shape(init_fn)
-    except TypeError as error:
-        raise ConfigError(
-            f"restore_or_init(): JAX can't trace init_fn: {error}. It takes no arguments (functools.partial binds them) and gives a "
-            "pytree of arrays and numbers; text and the like go into `custom` or an item of save()",
-            field="init_fn",
-        ) from error
-    if callable(shardings):
-        shardings = shardings(abstract)
-    if shardings is None:
-        lowered = jax.jit(init_fn).lower()
-        compiled = lowered.compile()
-        return _placed(abstract, compiled.output_shardings) if _is_committed(lowered) else abstract, compiled
-    try:
-        if jax.sharding.get_abstract_mesh().empty and any(
-            isinstance(one, PartitionSpec) for one in jax.tree_util.tree_leaves(shardings)
-        ):
-            raise ValueError("there is a PartitionSpec, and no mesh is set")
-        return _placed(abstract, shardings), jax.jit(init_fn, out_shardings=shardings)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            "restore_or_init(): these shardings don't fit what init_fn makes: give one for all, a pytree like the state (or a prefix of "
-            f"it), or a function of the abstract state; a PartitionSpec needs a mesh: call under jax.set_mesh(mesh). JAX says: {error}",
-            field="shardings",
-        ) from error
-
-
-def _is_committed(lowered: Any) -> bool:
-    """Whether what a program gives is bound to its devices. If not, jit may move it to where other arguments lie.
-
-    JAX's public functions tell it of arrays only, and to make them takes as long as `init_fn` (tests/model/test_every_tier.py notices if
-    this changes).
-    """
-    try:
-        return bool(lowered._lowering.compile_args["committed"])
-    except (AttributeError, KeyError, TypeError):
-        _warn_of_jax()
-        return True
-
-
-@functools.cache  # once
-def _warn_of_jax() -> None:
-    text = "JAX %s doesn't say whether a fresh state is bound to its devices: one that is restored is. Name its `shardings`"
-    logger.warning(text, jax.__version__)
-
-
-def _placed(abstract: Any, shardings: Any) -> Any:
-    full = jax.tree_util.tree_broadcast(shardings, abstract) if not _same_tree(shardings, abstract) else shardings
-
-    def leaf(shape: Any, sharding: Any) -> Any:
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding, weak_type=shape.weak_type)
-
-    return jax.tree_util.tree_map(leaf, abstract, full)
-
-
-def _same_tree(a: Any, b: Any) -> bool:
-    return bool(jax.tree_util.tree_structure(a) == jax.tree_util.tree_structure(b))

@@ -111,7 +111,6 @@ def test_a_state_is_bound_to_its_devices_where_inits_own_is():
     put = jax.device_put(jnp.ones(4), other)
     cases: dict[str, tuple[Callable[[], Any], Any]] = {
         "free": (lambda: big(1), None),
-        "put inside": (lambda: jax.device_put(jnp.ones(4), other), None),
         "made of what is bound": (lambda: put * 2, None),
         "constrained": (lambda: jax.lax.with_sharding_constraint(jnp.ones(4), NamedSharding(mesh, P("x"))), None),
         "under a mesh": (lambda: big(1), None),

@@ -30,8 +30,9 @@ from raystate.core.formats.errors import (
     StorageError,
 )
 from raystate.manager import StateManager
+from raystate.manager.fresh import _is_committed
 from raystate.manager.opening import open_managers
-from raystate.manager.restoring import Restoring, _is_committed
+from raystate.manager.restoring import Restoring
 from raystate.storage import open_storage
 from tests.model.iterators import Broken, Holds
 from tests.model.world import ModelLink, Rank, World
