@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,18 @@ class TestContract(StorageContract):
     def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
         with BACKENDS[request.param](tmp_path) as storage:
             yield storage
+
+
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_a_script_s_own_random_numbers_stay_its_own(backend: str, tmp_path: Path):
+    """google-cloud-storage draws one for each upload, in whichever thread that is done."""
+    with BACKENDS[backend](tmp_path) as storage:
+        before = random.getstate()
+        storage.create("a/b", b"1")
+        assert storage.read("a/b") == b"1"
+        storage.list("a")
+        assert storage.delete("a/b")
+        assert random.getstate() == before
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
