@@ -139,6 +139,7 @@ class RayTrainCallback(_Callback):
 
     def after_init_train_context(self) -> None:
         endings.prepare_worker()
+        nodes.reach_directly()
         context = get_context()
         launch_context.set_context(
             LaunchContext(

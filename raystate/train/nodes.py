@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +21,20 @@ from raystate.waits import NODE_REACHED_S, SOON_S
 
 logger = logging.getLogger(__name__)
 
+_NO_PROXY, _NO_GRPC_PROXY = "no_proxy", "no_grpc_proxy"
 NODE_LABEL = "ray.io/node-id"  # Ray sets this label on every node
+
+
+def reach_directly() -> None:
+    """Let this process reach the cluster's nodes past the proxies that its environment names: gRPC, which JAX speaks with its
+    coordinator, would ask them for it, and wait. All else goes on as the environment says."""
+    if not urllib.request.getproxies_environment():
+        return
+    addresses = [str(info["NodeManagerAddress"]) for info in ray.nodes() if info["Alive"]]
+    there = os.environ.get(_NO_PROXY) or os.environ.get(_NO_PROXY.upper()) or ""
+    os.environ[_NO_GRPC_PROXY] = ",".join(filter(None, [os.environ.get(_NO_GRPC_PROXY, there), *addresses]))
+    if there != "*":  # which means all, if it stands alone
+        os.environ[_NO_PROXY] = os.environ[_NO_PROXY.upper()] = ",".join(filter(None, [there, *addresses]))
 
 
 def selectors(pinned: Sequence[str | None], *, own: Any, avoid: frozenset[str]) -> list[dict[str, str]]:

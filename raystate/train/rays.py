@@ -12,6 +12,7 @@ from ray.train.v2._internal import exceptions
 from ray.train.v2._internal.callbacks import datasets, placement_group_callback, preemption_callback
 from ray.train.v2._internal.execution import callback as callbacks
 from ray.train.v2._internal.execution import scaling_policy
+from ray.train.v2._internal.execution.controller import placement_group_cleaner
 from ray.train.v2._internal.execution.controller import state as states
 from ray.train.v2._internal.execution.worker_group import worker_group as _worker_group
 
@@ -19,5 +20,6 @@ from ray.train.v2._internal.execution.worker_group import worker_group as _worke
 worker_group: Any = _worker_group
 
 __all__ = [
-    "callbacks", "datasets", "exceptions", "placement_group_callback", "preemption_callback", "scaling_policy", "states", "worker_group",
+    "callbacks", "datasets", "exceptions", "placement_group_callback", "placement_group_cleaner", "preemption_callback", "scaling_policy",
+    "states", "worker_group",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ _FILE_COLUMNS = 160  # for lines that go to no terminal: a file, the log of a jo
 _NOISE = re.compile(
     r"\[Gloo\] Rank \d+ is connected to |"
     r"(Starting|Connecting to) JAX distributed service on |"
+    r"JAX detected proxy variable\(s\) in the environment |"  # it goes past them: nodes.reach_directly
     r"[IWEF]\d{4} [\d:.]+ +\d+ (preemption_sync_manager|coordination_service\w*|client)\.(cc|h):\d+\] |"
     r"Additional GRPC error information from remote target coordination_service |"
     r":UNKNOWN:Error received from peer |"

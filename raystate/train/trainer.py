@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import traceback
 from collections.abc import Generator
 from typing import Any
 
+import ray
 from ray.train.v2.jax import JaxTrainer
 
 from raystate.actors.own_ray import has_dashboard
-from raystate.train.rays import datasets, placement_group_callback
+from raystate.train.nodes import reach_directly
+from raystate.train.rays import datasets, placement_group_callback, placement_group_cleaner
 
 
 class _NoDatasets:
@@ -30,19 +33,35 @@ class _NoDatasetsCallback(datasets.DatasetsCallback):
         return {"dataset_shard_provider": [_NoDatasets()] * len(workers)}
 
 
+class _Cleaner(placement_group_cleaner.PlacementGroupCleaner):
+    """Ray's, which would ask whichever Ray it finds on its machine whether the controller lives."""
+
+    def start_monitoring(self) -> bool:
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        reach_directly()  # the dashboard is asked by HTTP
+        return bool(super().start_monitoring())
+
+
+class _CleanerCallback(placement_group_callback.PlacementGroupCleanerCallback):
+    def after_controller_start(self, train_run_context: Any) -> None:
+        callbacks: Any = placement_group_callback  # which only this controller's process reads
+        callbacks.PlacementGroupCleaner = _Cleaner
+        super().after_controller_start(train_run_context)
+
+
 class QuietJaxTrainer(JaxTrainer):
     """Ray's, without an actor for datasets where there are none.
 
-    Without a dashboard it also lacks the actor that frees a dead controller's placement group. That
-    actor asks the dashboard whether the controller lives: without an answer it does nothing but say
-    so every second. The group goes with the job.
+    The actor that frees a dead controller's placement group asks the dashboard of its own Ray whether the controller lives. Without a
+    dashboard there is no such actor: it would do nothing but say so every second. The group goes with the job.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()
-        if not has_dashboard():
-            cleaner = placement_group_callback.PlacementGroupCleanerCallback
-            callbacks = [one for one in callbacks if not isinstance(one, cleaner)]
+        cleaner = placement_group_callback.PlacementGroupCleanerCallback
+        callbacks = [one for one in callbacks if not isinstance(one, cleaner)]
+        if has_dashboard():
+            callbacks.insert(0, _CleanerCallback())
         if not self.datasets:
             none = _NoDatasetsCallback(train_run_context=self.train_run_context, datasets={})
             callbacks = [none if isinstance(one, datasets.DatasetsCallback) else one for one in callbacks]

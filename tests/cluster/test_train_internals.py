@@ -437,6 +437,21 @@ def test_where_there_is_no_dashboard_nobody_asks_it_every_second(ray_cluster: An
     assert cleaners() == 1
 
 
+def test_the_actor_that_frees_places_asks_its_own_ray(ray_cluster: Any, by_value: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where several Rays run on a machine, it found another's dashboard, or none, and said so in thirty lines."""
+    del by_value
+    monkeypatch.setattr(placement_group_callback, "PlacementGroupCleaner", None)
+    import ray
+
+    callback = trainer_module._CleanerCallback()
+    callback.after_controller_start(SimpleNamespace(run_id="run"))
+    try:
+        address = callback._cleaner.__ray_call__.remote(lambda _: os.environ["RAY_ADDRESS"])
+        assert ray.get(address, timeout=PATIENCE_S) == ray_cluster.address
+    finally:
+        callback.before_controller_abort()
+
+
 def test_rays_log_monitor_follows_our_mark() -> None:
     from ray._private.ray_constants import LOG_PREFIX_JOB_ID
 
