@@ -63,6 +63,8 @@ def local_cluster(*, jobs: bool = True) -> Iterator[str]:
     import ray
     from ray.cluster_utils import Cluster
 
+    # Else Ray's processes have niceness 15, and next to nothing beside the run that is plain JAX.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     port = free_port()
     node: dict[str, Any] = {"num_cpus": 2, "resources": {"trainer": 1}, "object_store_memory": 100 << 20}
     head = {**node, "include_dashboard": False}
@@ -98,7 +100,7 @@ def free_port() -> int:
 
 
 def submit(client: Any, entrypoint: str) -> str:
-    """Submit a job. A cluster that has just started takes none until its dashboard's agent answers.
+    """Submit a job to the cluster that this process has joined; it takes none until its dashboard's agent answers.
 
     Args:
         client: a JobSubmissionClient.
@@ -109,6 +111,10 @@ def submit(client: Any, entrypoint: str) -> str:
     Raises:
         DemoFailed: it never takes one.
     """
+    import ray
+
+    # Ray tells a job the address that lies in its common folder, which may be that of another cluster of this machine.
+    entrypoint = f"env RAY_ADDRESS={ray.get_runtime_context().gcs_address} {entrypoint}"
     no_agent_yet = tenacity.retry_if_exception(lambda error: "No available agent" in str(error))
     retrying = tenacity.Retrying(
         retry=no_agent_yet, wait=tenacity.wait_fixed(0.5), stop=tenacity.stop_after_delay(START_TIMEOUT_S), reraise=True
