@@ -22,6 +22,7 @@ from raystate.actors.draining import DrainWatch
 from raystate.actors.hosts import RayHosts
 from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
+from raystate.actors.own_ray import at_own_priority
 from raystate.actors.places import Places
 from raystate.actors.reporting import RunReport, answers_within_s, record_folder
 from raystate.actors.restarted import begin, is_restarted
@@ -363,7 +364,7 @@ def _crash() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _kind(run_hash: str, *, get_if_exists: bool) -> Any:
+def _kind(run_hash: str, owner: Owner, *, get_if_exists: bool) -> Any:
     return ray.remote(CoordinatorActor).options(
         name=coordinator_name(run_hash),
         namespace=NAMESPACE,
@@ -374,12 +375,13 @@ def _kind(run_hash: str, *, get_if_exists: bool) -> Any:
         # Not in the caller's placement group, such as a Tune trial's: Ray removes it with the trial, and
         # could never start this actor again. (test_isolation.test_a_run_outlives_the_placement_group_that_began_it)
         scheduling_strategy="DEFAULT",
+        **({} if owner.launched else at_own_priority()),
     )
 
 
 def ensure_coordinator(config: StateConfig, run_hash: str, owner: Owner) -> Any:
     """The run's Coordinator, made if there is none. Its process starts while the caller goes on."""
-    return _kind(run_hash, get_if_exists=True).remote(config, run_hash, owner)
+    return _kind(run_hash, owner, get_if_exists=True).remote(config, run_hash, owner)
 
 
 def make_coordinator(config: StateConfig, run_hash: str, owner: Owner, ahead: tuple[HostId, ...]) -> Any | None:
@@ -389,6 +391,6 @@ def make_coordinator(config: StateConfig, run_hash: str, owner: Owner, ahead: tu
         ahead: nodes without a HostActor, on which the caller then has one made that waits.
     """
     try:
-        return _kind(run_hash, get_if_exists=False).remote(config, run_hash, owner, ahead)
+        return _kind(run_hash, owner, get_if_exists=False).remote(config, run_hash, owner, ahead)
     except ActorAlreadyExistsError:
         return None

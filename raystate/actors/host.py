@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.actors.calling import answer_of
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
+from raystate.actors.own_ray import at_own_priority
 from raystate.actors.restarted import begin, is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.core.formats.errors import RaystateError
@@ -323,6 +324,7 @@ def create_host(config: StateConfig, run_hash: str, host: HostId) -> Any:
             max_restarts=-1,
             max_concurrency=HOST_THREADS,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=host, soft=False),
+            **at_own_priority(),
         )
         .remote(
             run=config.run,

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import random
 import re
 import socket
+import threading
 import time
 import warnings
+from collections.abc import Generator
+from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
+from types import ModuleType
+from typing import Any
 
 import ray
 
@@ -17,6 +25,8 @@ from raystate.actors.whose_ray import strangers_ray
 from raystate.core.formats.errors import RaystateError
 from raystate.runtime.slow import load, told_if_slow
 from raystate.waits import AGAIN_S, ANSWER_S
+
+NICENESS = "RAY_worker_niceness"  # the variable of Ray's setting
 
 logger = logging.getLogger("raystate")
 
@@ -79,12 +89,108 @@ def check_address() -> None:
 
 
 def _use_token() -> None:
-    notes = logging.getLogger(authentication.__name__)
-    is_off, notes.disabled = notes.disabled, True  # it says how to opt out, at each start
-    try:
+    with _hushed(authentication):  # it says how to opt out, at each start
         authentication.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+@contextlib.contextmanager
+def _hushed(module: ModuleType) -> Generator[None]:
+    notes = logging.getLogger(module.__name__)
+    is_off, notes.disabled = notes.disabled, True
+    try:
+        yield
     finally:
         notes.disabled = is_off
+
+
+class _ThisRay:
+    """The Ray of this process: started once for all threads that ask."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._launches = 0
+        self._ends_with_launches = False
+        self._node: Any = None  # of `start_ray`
+        self._starter: threading.Thread | None = None
+        self._asked: SimpleQueue[Future[None]] = SimpleQueue()
+
+    def enter(self) -> None:
+        """Start it, if there is none; it stays until the process ends."""
+        with self._turn:
+            self._start_if_none()
+            self._ends_with_launches = False
+
+    def begin_launch(self) -> None:
+        """Start it, if there is none. It then ends with the last launch, unless somebody has entered it meanwhile."""
+        with self._turn:
+            self._ends_with_launches |= self._start_if_none()
+            self._launches += 1
+
+    def end_launch(self) -> None:
+        """See `begin_launch`."""
+        with self._turn:
+            self._launches -= 1
+            if self._ends_with_launches and not self._launches:
+                self._ends_with_launches = False
+                ray.shutdown()
+
+    def is_started_here(self) -> bool:
+        """Whether it was started by this, and not by the script itself or before."""
+        return self._node is not None and worker._global_node is self._node and self._node.is_head()
+
+    def _start_if_none(self) -> bool:
+        if ray.is_initialized():
+            return False
+        if threading.current_thread() is threading.main_thread():
+            self._start()
+            return True
+        if self._starter is None or not self._starter.is_alive():  # it is not there in a fork
+            self._starter = threading.Thread(target=self._serve, name="raystate-ray", daemon=True)
+            self._starter.start()
+        started: Future[None] = Future()
+        self._asked.put(started)
+        started.result()
+        return True
+
+    def _serve(self) -> None:
+        """Start it in a thread that lasts as long as the process: Linux ends Ray's processes with the thread that has started them.
+        (test_own_ray.test_managers_in_threads_share_the_ray_that_the_first_has_started)"""
+        while True:
+            started = self._asked.get()
+            try:
+                with _hushed(worker):  # it says that only the main thread could have a handler of SIGTERM
+                    started.set_result(self._start())
+            except BaseException as error:
+                started.set_exception(error)
+
+    def _start(self) -> None:
+        start_ray()
+        self._node = worker._global_node
+
+
+this_ray = _ThisRay()
+
+
+def at_own_priority() -> dict[str, Any]:
+    """Options of an actor that a plain script makes: it gets the script's niceness. Ray's 15 would leave it next to nothing beside a script
+    that fills the cores, and its snapshots would stay behind by many steps. In a worker: as the worker."""
+    if worker.global_worker.mode != worker.SCRIPT_MODE or this_ray.is_started_here():
+        return {}
+    return {"runtime_env": {"env_vars": {NICENESS: str(max(0, os.getpriority(os.PRIO_PROCESS, 0)))}}}
+
+
+@contextlib.contextmanager
+def _without_a_trace() -> Generator[None]:
+    """For `ray.init`: the workers of a Ray that it starts get this process's niceness, not 15 more, which would leave them nothing beside
+    a script that fills the cores. What Ray draws for its ports, of Python's own random numbers, is put back."""
+    drawn, is_set = random.getstate(), NICENESS in os.environ
+    os.environ.setdefault(NICENESS, "0")
+    try:
+        yield
+    finally:
+        random.setstate(drawn)
+        if not is_set:
+            del os.environ[NICENESS]
 
 
 def start_ray() -> None:
@@ -109,7 +215,8 @@ def start_ray() -> None:
         with told_if_slow(f"waits for {what}; {load()}"):
             try:
                 check_address()
-                ray.init("local" if stranger else None, include_dashboard=False, logging_level=logging.WARNING)
+                with _without_a_trace():
+                    ray.init("local" if stranger else None, include_dashboard=False, logging_level=logging.WARNING)
             except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
                 raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None
     node = worker._global_node

@@ -111,13 +111,10 @@ def is_launched(config: StateConfig, context: LaunchContext | None) -> bool:
 
 def ray_link(config: StateConfig, launch: str | None, rank: int) -> Link:
     """The way to the run's actors. Starts a local Ray if this process is in none."""
-    import ray
-
     from raystate.actors.link import RayLink
-    from raystate.actors.own_ray import start_ray
+    from raystate.actors.own_ray import this_ray
 
-    if not ray.is_initialized():
-        start_ray()
+    this_ray.enter()
     return RayLink(config, run_hash(config.storage, config.run), launch, rank)
 
 

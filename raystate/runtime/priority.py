@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 
-WORK_NICENESS = 10
+WORK_NICENESS = 10  # more than the process's own
 
 
 def give_way() -> None:
     """Lower the priority of the calling thread, and of those it starts: writing a step must not take processor time from training.
 
-    Ray starts its workers, trainers among them, at niceness 15 unless it is told otherwise. Only
-    root may lower a niceness again: without root's rights the thread stays where it is. On Linux
+    Ray starts its workers, trainers among them, at niceness 15 unless it is told otherwise. On Linux
     niceness is a thread's own; elsewhere it may be the process's, which would slow down answers
     too, so nothing is done.
     """
     if os.uname().sysname == "Linux":
-        with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WORK_NICENESS)
+        lowest = os.getpriority(os.PRIO_PROCESS, os.getpid()) + WORK_NICENESS
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, lowest))

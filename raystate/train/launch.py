@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import ray
 from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.config import LoggingConfig
@@ -23,7 +22,7 @@ from raystate import launch_context
 from raystate.actors.blame import check_sendable
 from raystate.actors.compiled import keep_compiled
 from raystate.actors.entering import enter_first
-from raystate.actors.own_ray import start_ray
+from raystate.actors.own_ray import this_ray
 from raystate.actors.release import release
 from raystate.config import StateConfig, check_config
 from raystate.config_errors import check_flag
@@ -121,12 +120,9 @@ def fit(
         "run_config": _run_config(run_config, callback, on_cpu=on_cpu, env=env),
     }
     entry = _entry(train_fn, takes_config=bool(train_loop_config))
-    started_ray = not ray.is_initialized()
-    if started_ray:
-        start_ray()
+    this_ray.begin_launch()
     with terminal.calm(), contextlib.ExitStack() as ending:
-        if started_ray:
-            ending.callback(ray.shutdown)
+        ending.callback(this_ray.end_launch)
         terminal.tell_start(config.run, scaling.num_workers)
         trainer = QuietJaxTrainer(entry, **arguments)
         with run_bar(config):
