@@ -160,7 +160,7 @@ class Departure:
 
         Raises:
             StorageError: the last step could not be made durable, and the run is not released. Or
-                (`released`) the run has ended, and a step that was promised to this group is lost.
+                (`released`) the run has ended, and the newest step that was promised to this group is lost.
         """
         session, pipeline = self._session, self._pipeline
         pipeline.drain()
@@ -184,8 +184,10 @@ class Departure:
         before_leaving(reply)
         self.detach()
         session.link.left(session.rank, session.world)
-        if (error := lost_steps(reply.errors, released=True)) is not None:
+        if reply.newest_lost and (error := lost_steps(reply.errors, released=True)) is not None:
             raise error
+        if reply.errors and session.rank == 0:
+            logger.warning("run %r ends well, with step %d; %s", session.config.run, reply.step, although_promised(reply.errors))
 
     def detach(self, failed: str = "") -> None:
         """Let go of the slots; staged steps stay where they are. Called again, it goes on where it

@@ -355,7 +355,7 @@ class StateManager:
 
         Raises:
             Interrupted: the training was told to end, by `reached_preemption` or by a `save` whose exception was swallowed.
-            StorageError: the last step could not be made durable, or an earlier one for which `save` returned True was not.
+            StorageError: the newest step could not be made durable. An older one that gave way to it is a warning, and in `RunResult.lost`.
             BarrierTimeoutError: names the ranks that did not call.
         """
         if not self._ending.begin() or self._ending.detached:

@@ -94,9 +94,8 @@ def fit(
         ConfigError: the arguments contradict each other, or the workers don't form one JAX job.
         ReferenceMismatchError, ItemTopologyError, StepOrderError and other mistakes in `train_fn`'s calls: at once, as they are.
         RunFailedError: gave up. Its cause is the user's exception; `rank` says whose. The newest complete snapshot is durable.
-        StorageError: `close` has raised it as it ended the run. The last step is durable, but not
-            every step for which `save` had returned True: it names these, with the reasons.
-            (`RunResult.lost` has those of worker groups that have died.)
+        StorageError: `close` has raised it as it ended the run: the newest step for which `save` had returned True is not durable.
+            (Older ones that gave way to it are in `RunResult.lost`.)
         StaleAttemptError: the run belongs to another attempt. RunInUseError: it is in use. StorageError:
             its folder is gone, and memory holds the run. All before anything starts.
     """

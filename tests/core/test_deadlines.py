@@ -19,6 +19,8 @@ from raystate.core.formats.messages import (
     LeaveReply,
     RestoreChoice,
     StopAsked,
+    Write,
+    Written,
 )
 from tests.core.driver import AB, Driver, running, training
 
@@ -162,9 +164,33 @@ def test_close_with_an_older_promise_that_cannot_be_kept_any_more():
     driver.auto = True
     driver.write()
     assert driver.replies(Failure) == []
+    lost = "its snapshot of rank 0 (host a) is lost"
     for reply in driver.replies(LeaveReply):
-        assert reply.step == 6
-        assert reply.errors == ("step 5: its snapshot of rank 0 (host a) is lost",), "nobody waits for it"
+        assert (reply.step, reply.newest_lost) == (6, False)
+        assert reply.errors == (f"step 5: {lost}",), "nobody waits for it"
+    assert driver.core.tail is not None
+    assert {key.step: why for key, why in driver.core.tail.given_up} == {5: lost}
+
+
+def test_close_with_an_older_promise_that_storage_never_takes():
+    """The newest step is durable: it is the older one that is given up, not the end."""
+    driver = running(save_timeout_s=LIMIT_S)
+    driver.auto = False
+    driver.stage(4, promised=True)
+    driver.send(Written(host=HostId("a"), save=driver.take(Write)[-1].save, error="the disk is full"))
+    driver.stage(6, promised=True)
+    driver.leave(driver.key(6), driver.key(4), driver.key(6))
+    driver.tick(0.5)
+    driver.auto = True
+    driver.write()  # step 6, while step 4 waits for its next try
+    driver.auto = False
+    driver.live(LIMIT_S + 1.0)
+    assert driver.replies(Failure) == []
+    driver.auto = True
+    driver.send(Appended(seq=driver.take(Append)[-1].entry.seq, outcome="ok"))
+    for reply in driver.replies(LeaveReply):
+        assert (reply.step, reply.newest_lost, [text[:7] for text in reply.errors]) == (6, False, ["step 4:"])
+    assert len(driver.replies(LeaveReply)) == 2
 
 
 def test_flush_of_a_step_whose_host_is_down_does_not_call_it_unstaged():

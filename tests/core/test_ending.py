@@ -19,6 +19,7 @@ from raystate.core.formats.messages import (
     FlushReply,
     HostId,
     Joined,
+    LeaveAsked,
     LeaveReply,
     Packaged,
     SnapshotId,
@@ -238,6 +239,32 @@ def test_a_close_waits_for_the_host_that_has_the_rest_of_the_last_step():
     assert driver.replies(Failure) == []
     driver.host_up("b", "i2")
     assert [(reply.step, reply.errors) for reply in driver.replies(LeaveReply)] == [(3, ())] * 2
+
+
+@pytest.mark.parametrize("newest", [3, 5])
+def test_a_close_is_judged_by_its_newest_step(newest: int):
+    """No rank has a copy of step 4, which was promised: step 5 makes up for it, step 3 does not."""
+    driver = running()
+    driver.stage(newest, promised=True)
+    driver.say(5)
+    lost, last = driver.key(4), driver.key(max(newest, 4))
+    for rank in (0, 1):
+        promised, broken = (driver.key(newest),), ((lost, "no slot"),)
+        asked = LeaveAsked(
+            ask=driver.ask(),
+            lineage=driver.lineage,
+            rank=rank,
+            last=last,
+            promised=promised,
+            broken=broken,
+            word=driver.numbers[rank],
+        )
+        driver.send(asked)
+    replies = driver.replies(LeaveReply)
+    assert [(reply.step, reply.newest_lost) for reply in replies] == [(newest, newest < 4)] * 2
+    assert all(text.startswith("step 4: ") for reply in replies for text in reply.errors)
+    assert driver.core.tail is not None
+    assert [key.step for key, _ in driver.core.tail.given_up] == [4]
 
 
 def test_a_close_does_not_wait_for_a_host_without_end():

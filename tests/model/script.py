@@ -720,13 +720,13 @@ class Player:
             self.sequence.close_failed = True  # another rank may hear of that in its own close
             self.note(f"close: {type(error).__name__}: {error}")
             if isinstance(error, StorageError):
-                self.truth.names_all(f"close on rank {self.me}", str(error), promises)
+                self.truth.ended_in_vain(f"close on rank {self.me}", str(error), self.line.newest, promises)
             self.excuse(error, promises)
             return False
         line, promises = self.line, self.promises
         self.promises = []
         self.note("close")
-        self.truth.durable(f"close on rank {self.me}", promises)
+        self.truth.ended(f"close on rank {self.me}", promises)
         if self.truth.newest <= self.last_true:
             self.still_there("close")
         if line.token is not None and not (line.saved and self.sequence.donates):

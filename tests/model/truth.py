@@ -7,7 +7,7 @@ call they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from raystate.core.formats.messages import SnapshotId, Staged
 from raystate.inspection import open_step
+from raystate.inspection.listing import given_up
 from raystate.restored import content_from_storage
 from raystate.storage import open_storage
 from tests.model.world import Violation
@@ -119,8 +120,21 @@ class Truth:
             if named and all(self.is_kept(step, token) for token in tokens):
                 raise Violation(f"{who} is told that step {step} is not durable, and it was in storage: {error}")
 
-    def names_all(self, who: str, error: str, promises: Iterable[tuple[int, float]]) -> None:
+    def ended(self, who: str, promises: Sequence[tuple[int, float]]) -> None:
+        """An end is judged by its newest step: each older one that is not durable is a fact of the log."""
+        if promises and not any(step > promises[-1][0] and self._is_of_this_line(step) for step in self.published):
+            self.durable(who, promises[-1:])
+        lost = {key.step for key in given_up(open_storage(self.storage)) or ()}
+        self.durable(f"{who}, where the log says nothing of it,", [one for one in promises if one[0] not in lost])
+
+    def _is_of_this_line(self, step: int) -> bool:
+        return any(self.line_of.get(token) == self.line for token in self.published[step])
+
+    def ended_in_vain(self, who: str, error: str, newest: int, promises: Sequence[tuple[int, float]]) -> None:
         """A close that could not make the last step durable is the end for most: its error names whatever else isn't."""
+        since_s = self.published_s.get(promises[-1][1]) if promises and promises[-1][0] == newest else None
+        if since_s is not None and self.clock() - since_s > ANSWER_S:
+            raise Violation(f"{who} raised {error}, and step {newest}, the newest, is in storage")
         for step, token in promises:
             if not self.is_kept(step, token) and not re.search(rf"\bstep {step}\b", error):
                 raise Violation(f"{who} raised {error}, and save({step}) with token {token} never was in storage")

@@ -185,8 +185,7 @@ class Leaving:
             self.phase = "saving"
             self._since_s = self.context.now_s
         if self.phase == "saving" and self._saved(group):
-            self._since_s = self.context.now_s
-            self.phase = "closing"
+            self._close()
         if self.phase == "closing" and not self.journal.busy and not self.journal.working:
             if self.journal.closable:
                 self.journal.close(f"the run is released: {self._why}")
@@ -249,6 +248,16 @@ class Leaving:
             return False
         return not self.saves.jobs and not journal.publishing
 
+    def _close(self) -> None:
+        """Nothing becomes durable any more: what the group was promised in vain is a fact of the log."""
+        self._since_s = self.context.now_s
+        self.phase = "closing"
+        fates, facts = self.promises.fates(), self.journal.facts
+        for event in self._left.values():
+            for key in fates.unfinished(event)[2]:
+                if key not in facts.given_up:
+                    facts.give_up(key, fates.fate(key)[1])
+
     def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
         """No try can make the last step durable. Ranks that close are told. A release goes on
         without the step: the next start, of a corrected script, must not go on from it.
@@ -290,16 +299,19 @@ class Leaving:
         self.phase = "finished"
         step = self.journal.durable_step
         self.context.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
-        fates = self.promises.fates()
+        fates, mistake = self.promises.fates(), self.saves.mistake
         told: dict[str, None] = {}
+        level = "debug"  # if all is well, rank 0 warns
         for rank, asks in sorted(self._asks.asks.items()):
             event = self._left.get(rank)  # a release has no rank
             errors = self._texts_of_release() if event is None else tuple(fates.late(event))
             told.update(dict.fromkeys(errors))
+            lost = event is not None and (fates.is_newest_lost(event, self._last) or (mistake is not None and mistake[0] in event.promised))
+            level = "error" if lost or event is None else level
             for ask in asks:
-                self.context.answer(ask, LeaveReply(step=step, errors=errors))
+                self.context.answer(ask, LeaveReply(step=step, errors=errors, newest_lost=lost))
         if told:  # a process that has closed may be gone before it reads its answer
-            self.context.log("error", f"promised by save(), and not durable: {named([*told])}")
+            self.context.log(level, f"promised by save(), and not durable: {named([*told])}")
         self.context.out.append(Finish(reason=self._why))
 
     # ---------------------------------------------------------------- time
@@ -339,6 +351,11 @@ class Leaving:
         late = [*([] if last is None or self._is_durable(last) else [last]), *self.saves.jobs]
         if not late and not journal.publishing:
             return  # the last of them has just been given up, by the same deadline
+        if self._group is not None and last is not None and self._is_durable(last):
+            self.context.log("warning", f"the run ends with step {last.step}: older ones are not durable after {waited_s:.1f} s")
+            self.saves.give_up_rest(f"it was not durable {waited_s:.1f} s after the run's end had begun")
+            self._close()
+            return
         step = late[0].step if late else journal.publishing[0]
         text = f"step {step} is committed but not published"
         if late and step not in journal.publishing:

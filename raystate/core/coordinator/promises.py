@@ -52,6 +52,16 @@ class Fates:
             return [f"no report yet of what {self._joins.where([event.rank])} has saved"]
         return dict.fromkeys(self._waits_for(key) for key in undecided)
 
+    def is_newest_lost(self, event: LeaveAsked, last: SnapshotId | None) -> bool:
+        """Whether neither the newest step that was promised to a rank is durable, nor a later one: an end is judged by that.
+
+        Args:
+            last: the run ends with it, and it is durable.
+        """
+        keys = (*event.promised, *(key for key, _ in event.broken), *(() if last is None else (last,)))
+        newest = max(keys, key=lambda key: key.order, default=last)
+        return newest != last and newest is not None and self.fate(newest)[0] is not True
+
     def late(self, event: FlushAsked | LeaveAsked, *, but: int = -1) -> list[str]:
         """Why what was promised to a rank is not durable, or not yet; but for one step."""
         undecided, errors, _ = self.unfinished(event, but=but)

@@ -377,6 +377,11 @@ class Saves:
         for key in [key for key, job in self.jobs.items() if key.step > step and job.phase != "committing"]:
             self._give_up(key, why, by_restore=True)
 
+    def give_up_rest(self, why: str) -> None:
+        """The run ends without the saves that are left, but for one whose entry may be in the log."""
+        for key in [key for key, job in self.jobs.items() if job.phase != "committing"]:
+            self._give_up(key, why)
+
 
 def _by_step(key: SnapshotId) -> tuple[int, str, int]:
     return (key.step, key.lineage, key.again)

@@ -75,6 +75,8 @@ class StorageError(RaystateError):
     """An operation on storage failed for good; names the operation and the path."""
 
 
+_NAMED = 8  # steps in a note; more are counted
+
 GCS_HINTS = {  # HTTP status -> what to do about it
     401: "the credentials are not valid (any more): log in again, or check the service account",
     403: "this account may not do that: it needs roles/storage.objectAdmin on the bucket",
@@ -96,7 +98,9 @@ def lost_steps(errors: tuple[str, ...], *, released: bool = False) -> StorageErr
 
 def although_promised(lost: Iterable[str]) -> str:
     """The same as a note on the error that ended the run, or for its log."""
-    return f"not durable, although save() had said True: {'; '.join(lost)}"
+    texts = [*lost]
+    more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return f"not durable, although save() had said True: {'; '.join(texts[:_NAMED])}{more}"
 
 
 class CorruptCheckpointError(RaystateError):

@@ -107,6 +107,7 @@ class LeaveReply:
 
     step: int  # the durable last step, -1 if none was ever saved
     errors: tuple[str, ...] = ()  # promised steps that are not durable: the asker's; of a release, the last group's
+    newest_lost: bool = False  # so is the newest of the asker's; else the others have given way to it
 
 
 Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | LeaveReply | Failure
