@@ -24,6 +24,20 @@ def wait_for(link: Link, changed: threading.Condition, done: Callable[[], bool],
         link.rest(changed)
 
 
+def wait_for_copies(session: Session, changed: threading.Condition, done: Callable[[], bool], timeout_s: float) -> bool:
+    """The same. Once the Coordinator knows that a rank hangs, nothing is waited for that may need it: a slot, a computation.
+
+    Raises:
+        BarrierTimeoutError: names that rank.
+    """
+    first_s = min(timeout_s, session.config.barrier_timeout_s)
+    if wait_for(session.link, changed, done, first_s):
+        return True
+    is_over = wait_for(session.link, changed, lambda: session.fails or done(), timeout_s - first_s)
+    session.refuse_failed()
+    return is_over
+
+
 def not_copied(rank: int, steps: Sequence[int], waited_s: float) -> BarrierTimeoutError:
     """The error of a wait for copies."""
     return BarrierTimeoutError(
@@ -84,6 +98,7 @@ class AgreedStep:
     def wait_or_raise(self, step: int) -> None:
         """A moment's rest, or BarrierTimeoutError."""
         link, limit_s = self._session.link, self._session.config.barrier_timeout_s
+        self._session.refuse_failed()
         now_s = link.clock()
         if self._since_s is None:
             self._since_s = now_s

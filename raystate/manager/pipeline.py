@@ -19,7 +19,7 @@ from raystate.core.formats.messages import RestoreSettled, SnapshotId
 from raystate.core.trainer.machine import Trainer
 from raystate.core.trainer.save_decision import SaveDecision
 from raystate.manager.checking import SaveCheck
-from raystate.manager.pace import AgreedStep, StoragePace, not_copied, wait_for
+from raystate.manager.pace import AgreedStep, StoragePace, not_copied, wait_for, wait_for_copies
 from raystate.manager.room import Room, SlotNeed
 from raystate.manager.session import Session
 from raystate.manager.skipped import SkippedStep
@@ -191,7 +191,7 @@ class Pipeline:
             return not self.machine.must_wait(step, force=force, host_word=self._session.host_word())
 
         if not self.wait_until(has_turn, 0.0):
-            self.wait_until(lambda: self._running is None, self._session.config.save_timeout_s)
+            self.wait_until(lambda: self._running is None or self._session.fails, self._session.config.save_timeout_s)
             self._pace.wait_for_slot(lambda limit_s: self.wait_until(has_turn, limit_s))
 
     def _drop(self, snapshot: SnapshotId) -> None:
@@ -322,11 +322,10 @@ class Pipeline:
                 self._changed.notify_all()
 
     def _await_copies(self, done: Callable[[], bool], timeout_s: float) -> None:
-        if self.wait_until(done, timeout_s):
-            return
-        with self.lock:
-            steps = [job.snapshot.step for job in (self._running, *self._jobs) if job is not None]
-        raise not_copied(self._session.rank, steps, timeout_s)
+        if not wait_for_copies(self._session, self._changed, done, timeout_s):
+            with self.lock:
+                steps = [job.snapshot.step for job in (self._running, *self._jobs) if job is not None]
+            raise not_copied(self._session.rank, steps, timeout_s)
 
     def _is_idle(self) -> bool:
         return self._running is None and all(job.slot is None for job in self._jobs)
@@ -386,7 +385,7 @@ class Pipeline:
 
     def close(self) -> None:
         """End the background turn: finish copies that have a slot; give up steps without one."""
-        self.wait_until(self._is_idle, self._session.config.save_timeout_s)
+        self.wait_until(lambda: self._is_idle() or self._session.fails, self._session.config.save_timeout_s)
         with self.lock:
             self._pauses.add(self)
             self._skipped.forget()

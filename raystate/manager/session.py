@@ -312,6 +312,18 @@ class Session:
                     self._host_word = host_word_from_json(cell[1])
             return self._host_word
 
+    @property
+    def fails(self) -> bool:
+        """Whether the present lineage can't go on, as the Coordinator knows it: ranks hang."""
+        word = self.host_word()
+        return word is not None and word.failure is not None
+
+    def refuse_failed(self) -> None:
+        """Raises the error that names them."""
+        word = self.host_word()
+        if word is not None and (failure := word.failure) is not None:
+            raise error_from_name(failure.error, failure.message, dict(failure.details))
+
     def save_errors(self) -> tuple[str, ...]:
         """What has failed since the last durable step, as the HostActor told it last."""
         word = self.host_word()

@@ -246,8 +246,10 @@ class RayTrainCallback(_Callback):
             self._leaving_hosts = self._told.leaving
             self._end_workers()
             return
-        if self._standby is not None and not worker_group_status.finished:
-            self._standby.tick(own_time())
+        if not worker_group_status.finished:
+            if self._standby is not None:
+                self._standby.tick(own_time())
+            telling.returned(self._run_hash, self._group, self._rank_nodes, statuses)
         if worker_group_status.finished and self._returns_outcome:
             # The controller takes rank 0's value from this object next: the only way to hand it something of the controller's.
             outcome = statuses[0].return_value

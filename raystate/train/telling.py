@@ -5,11 +5,12 @@ No answer is waited for, and nothing is lost if a message doesn't arrive.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from raystate.actors.naming import coordinator_name, find_actor
-from raystate.core.formats.messages import StopAsked
+from raystate.core.formats.messages import HostId, StopAsked, TrainerExited
+from raystate.core.formats.names import Lineage
 from raystate.runtime.ends import End
 
 
@@ -33,6 +34,21 @@ def prepare(run_hash: str, nodes: Set[str]) -> None:
 def ask_to_grow(run_hash: str, group: str, reason: str) -> None:
     """Have the ranks of this worker group stop at one step, to go on with more. It is asked again if they don't."""
     _tell(run_hash, "tell", StopAsked(reason=reason, within_s=None, group=group))
+
+
+def returned(run_hash: str, group: str, nodes: Sequence[str], statuses: Mapping[int, Any]) -> None:
+    """On which ranks the training function has returned, while it runs on others, which may wait for them.
+
+    At each poll: the Coordinator may not know the group yet.
+
+    Args:
+        nodes: by rank.
+        statuses: Ray Train's, by rank.
+    """
+    lineage, why = str(Lineage(0, 0, group)), "its training function has returned"
+    for rank in [rank for rank, status in statuses.items() if not status.running]:
+        event = TrainerExited(host=HostId(nodes[rank]), lineage=lineage, rank=rank, clean=True, reason=why, returned=True)
+        _tell(run_hash, "tell", event)
 
 
 def not_started(run_hash: str, group: str, cause: str) -> None:

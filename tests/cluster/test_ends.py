@@ -56,3 +56,29 @@ def test_an_end_whose_newest_step_is_durable_is_a_good_one(ray_cluster: Any, mak
     lost = [int(found[1]) for text in result.lost if (found := re.match(r"step (\d+)", text))]
     assert lost and max(lost) < result.step, result.lost
     assert not {*lost} & {*raystate.Reader(run.storage).all_steps()}
+
+
+def _makes_no_manager_on_one_rank(config: dict[str, Any]) -> None:
+    from ray.train import get_context
+
+    if get_context().get_world_rank() == 0:
+        with raystate.StateManager() as manager:
+            manager.restore_or_init(dict)
+
+
+def test_a_rank_that_returns_without_a_manager_is_named_at_once(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig
+
+    run, began_s = make_run(), time.monotonic()
+    with pytest.raises(
+        raystate.RunFailedError, match=r"rank 1 did not construct a StateManager: its training function has returned"
+    ):
+        raystate.fit(
+            _makes_no_manager_on_one_rank,
+            raystate.StateConfig(storage=run.storage, run=run.run, start_timeout_s=3600.0),
+            train_loop_config={"storage": run.storage},
+            max_failures=0,
+            scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1, "trainer": 1}),
+            run_config=RunConfig(name="run", storage_path=str(tmp_path / "ray")),
+        )
+    assert time.monotonic() - began_s < 3600.0

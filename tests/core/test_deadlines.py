@@ -19,6 +19,7 @@ from raystate.core.formats.messages import (
     LeaveReply,
     RestoreChoice,
     StopAsked,
+    TrainerExited,
     Write,
     Written,
 )
@@ -44,7 +45,33 @@ def test_start():
     driver.send(Joined(ask=Ask("q"), group="g", rank=1, world=3, host=HostId("a")))
     driver.tick(21.0)
     message = failure(driver, "start", [0, 2])
-    assert message == ("rank 0, rank 2 of 3 did not construct a StateManager within 21.0 s of the first; rank 1 (host a) did")
+    assert message == "of 3 ranks, rank 0, rank 2 did not construct a StateManager within 21.0 s; rank 1 (host a) did"
+
+
+def test_a_rank_that_has_returned_is_waited_for_no_more():
+    """Its launcher says so: at the start, and where it has not come to a restore or a close."""
+    driver = Driver()
+    driver.host_up("a")
+    for rank, group in ((0, "g"), (1, "h")):  # the second is of a group that is none of this one
+        driver.send(TrainerExited(host=HostId("b"), lineage=f"0.0.{group}", rank=rank, clean=True, reason="", returned=True))
+    driver.send(Joined(ask=Ask("q"), group="g", rank=1, world=2, host=HostId("a")))
+    driver.tick(1.0)
+    assert driver.replies(Failure) == [], "it is said again"
+    returns(driver, 0)
+    [found] = driver.replies(Failure)
+    assert (found.error, found.details["missing_ranks"], found.details["phase"]) == ("BarrierTimeoutError", [0], "start")
+    assert "rank 0 did not construct a StateManager: its training function has returned" in found.message
+    for ask in (lambda driver: driver.ask_restore(0), lambda driver: driver.leave(None, ranks=[0])):
+        driver = running()
+        returns(driver, 1)
+        assert driver.replies(Failure) == []
+        ask(driver)
+        driver.tick(0.1)
+        assert "rank 1 (host b) did not call" in driver.replies(Failure)[-1].message
+
+
+def returns(driver: Driver, rank: int) -> None:
+    driver.send(TrainerExited(host=HostId("b"), lineage="0.0.g", rank=rank, clean=True, reason="", returned=True))
 
 
 def test_save():

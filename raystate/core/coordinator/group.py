@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from raystate.core.coordinator.context import Barrier, Context, all_have, brief, named, ranks_text
@@ -95,6 +95,7 @@ class Joins:
         self._members: dict[int, Joined] = {}
         self._reply: JoinReply | None = None
         self._told_end_s: dict[tuple[HostId, str], float] = {}
+        self._returned: set[int] = set()  # ranks of the group that joins, or has joined, whose training function has returned
 
     # ---------------------------------------------------------------- joining
 
@@ -157,6 +158,7 @@ class Joins:
         self.name = event.group
         self._world = context.ranks = event.world
         self._members = {}
+        self._returned = set()
         self._reply = None
         self._barrier, self._opened_s = Barrier(), context.now_s
         context.log("debug", f"group {event.group} of {counted(event.world, 'rank')} joins")
@@ -198,18 +200,21 @@ class Joins:
             return
         context = self.context
         waited_s = context.now_s - self._opened_s
-        if waited_s < context.settings.start_timeout_s:
-            return
         missing = barrier.missing(self._world)
+        if not (why := self.why_not_here(missing, "construct a StateManager", waited_s, context.settings.start_timeout_s)):
+            return
         here = ranks_text(sorted(self._members), {rank: join.host for rank, join in self._members.items()})
-        message = (
-            f"{ranks_text(missing, {})} of {self._world} did not construct a StateManager within {waited_s:.1f} s of the first; "
-            f"{here} did"
-        )
+        message = f"of {counted(self._world, 'rank')}, {why}; {here} did"
         context.log("error", message)
         context.fail(barrier.everybody(), "BarrierTimeoutError", message, missing_ranks=missing, phase="start", waited_s=waited_s)
         self._barrier = None
         self._members = {}
+
+    def why_not_here(self, missing: Collection[int], what: str, waited_s: float, limit_s: float) -> str:
+        """Why ranks that others wait for will not come, or have had their time; "": they still may."""
+        if gone := sorted(self._returned.intersection(missing)):
+            return f"{self.where(gone)} did not {what}: its training function has returned"
+        return f"{self.where(sorted(missing))} did not {what} within {waited_s:.1f} s" if waited_s >= limit_s else ""
 
     @property
     def is_joining(self) -> bool:
@@ -334,6 +339,10 @@ class Joins:
         """A trainer's process is gone: unless it left on purpose, its group cannot go on."""
         name, group = group_of(event.lineage), self.group
         self.heard_s = self.context.now_s
+        if event.returned:
+            if name in (self.name, "" if group is None else group.name):
+                self._returned.add(event.rank)
+            return
         self.gone_s.setdefault(name, self.context.now_s)
         self.memory.exited(event)
         if event.clean and group is not None and group.name == name:

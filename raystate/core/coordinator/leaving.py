@@ -164,7 +164,7 @@ class Leaving:
 
     def turn(self) -> None:
         """Answer ranks that wait for what they were promised, and go on as far as what is known and the time allow."""
-        self.promises.answer()
+        self.promises.answer(self.snapshots.failure)
         self._go_on()
         self._look_at_deadlines()
 
@@ -306,7 +306,9 @@ class Leaving:
             event = self._left.get(rank)  # a release has no rank
             errors = self._texts_of_release() if event is None else tuple(fates.late(event))
             told.update(dict.fromkeys(errors))
-            lost = event is not None and (fates.is_newest_lost(event, self._last) or (mistake is not None and mistake[0] in event.promised))
+            lost = event is not None and (
+                fates.is_newest_lost(event, self._last) or (mistake is not None and mistake[0] in event.promised)
+            )
             level = "error" if lost or event is None else level
             for ask in asks:
                 self.context.answer(ask, LeaveReply(step=step, errors=errors, newest_lost=lost))
@@ -321,15 +323,10 @@ class Leaving:
         now_s, settings = self.context.now_s, self.context.settings
         waited_s = now_s - self._since_s
         group = self._group
-        if self.phase == "asking" and waited_s >= settings.barrier_timeout_s:
+        if self.phase == "asking":
             missing = self._asks.missing(None if group is None else group.world)
-            self._refuse(
-                "BarrierTimeoutError",
-                f"{self.joins.where(missing)} did not call close within {waited_s:.1f} s",
-                missing_ranks=missing[:NAMED],
-                phase="close",
-                waited_s=waited_s,
-            )
+            if why := self.joins.why_not_here(missing, "call close", waited_s, settings.barrier_timeout_s):
+                self._refuse("BarrierTimeoutError", why, missing_ranks=missing[:NAMED], phase="close", waited_s=waited_s)
         elif self.phase == "hearing" and waited_s >= settings.host_timeout_s:
             self._stop_hearing(group, waited_s)
         elif self.phase == "saving" and waited_s >= settings.save_timeout_s:

@@ -14,7 +14,7 @@ from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.saves import Saves
 from raystate.core.formats.events import FlushAsked, LeaveAsked
 from raystate.core.formats.names import Ask, SnapshotId
-from raystate.core.formats.replies import FlushReply
+from raystate.core.formats.replies import Failure, FlushReply
 from raystate.core.formats.texts import of_step
 
 Fate = tuple[bool | None, str]  # see `Saves.fate`
@@ -90,17 +90,23 @@ class Promises:
             keys = frozenset((*event.promised, *(key for key, _ in event.broken)))
             self._waiting.setdefault(keys, {}).setdefault(event.ask, (event, self._context.now_s))
 
-    def answer(self) -> None:
-        """Answer those whose promises are all settled, whose group is gone, or who have waited long enough."""
+    def answer(self, failure: Failure | None) -> None:
+        """Answer those whose promises are all settled, whose group is gone, or who have waited long enough.
+
+        Args:
+            failure: why the present lineage can't go on, if that is known: nobody waits for it any more.
+        """
         if not self._waiting:
             return
         fates = self.fates()
         for keys, asks in list(self._waiting.items()):
             is_open = any(fates.fate(key)[0] is None for key in keys)
-            for ask in [
-                ask for ask, (event, since_s) in asks.items() if not self._has_to_wait(event, since_s, fates, is_open=is_open)
-            ]:
-                self._tell(ask, *asks.pop(ask), fates)
+            for ask, (event, since_s) in list(asks.items()):
+                if not self._has_to_wait(event, since_s, fates, is_open=is_open):
+                    self._tell(ask, *asks.pop(ask), fates)
+                elif failure is not None:
+                    self._context.answer(ask, failure)
+                    del asks[ask]
             if not asks:
                 del self._waiting[keys]
 

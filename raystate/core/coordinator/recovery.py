@@ -367,16 +367,13 @@ class Restores:
         group = self._group
         assert group is not None
         settings, waited_s = self.context.settings, self.context.now_s - self._since_s
-        if self.phase == "asking" and waited_s >= settings.barrier_timeout_s:
+        if self.phase == "asking":
             missing = self._asks.missing(group.world)
-            who = self.joins.where(missing) if group.world is not None else "ranks of unknown number (no host reports this lineage)"
-            self._fail(
-                "BarrierTimeoutError",
-                f"{who} did not call restore within {waited_s:.1f} s",
-                missing_ranks=missing[:NAMED],
-                phase="restore",
-                waited_s=waited_s,
-            )
+            why = self.joins.why_not_here(missing, "call restore", waited_s, settings.barrier_timeout_s)
+            if why and group.world is None:
+                why = f"ranks of unknown number (no host reports this lineage) did not call restore within {waited_s:.1f} s"
+            if why:
+                self._fail("BarrierTimeoutError", why, missing_ranks=missing[:NAMED], phase="restore", waited_s=waited_s)
         elif self.phase in ("looking", "retiring"):
             self._give_up_late(group, waited_s)
         elif self.phase == "discarding" and waited_s >= settings.host_timeout_s:

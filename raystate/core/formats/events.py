@@ -55,6 +55,7 @@ class TrainerExited:
 
     Attributes:
         clean: it had left or detached on purpose.
+        returned: its process goes on; its launcher says, again and again, that its training function has returned.
         ended: its HostActor killed it because another rank was dead: it is no cause.
         hung: its HostActor killed it because it made no step any more; `stack`: where its Python was then, "" if it could not say.
     """
@@ -66,6 +67,7 @@ class TrainerExited:
     reason: str
     ended: bool = False
     hung: bool = False
+    returned: bool = False
     stack: str = ""
 
 
