@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from raystate.core.coordinator.facts import remember
@@ -34,7 +34,8 @@ _TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRecovery:
-    """One restart of the trainers. `seconds`: from the news of the end that led to it to the first new step, or to its own end."""
+    """One restart of the trainers. `seconds`: from the news of the end that led to it to the first new step, to the restore if no step
+    was left to do, or to its own end."""
 
     attempt: int
     group: str  # the start of the worker group that it led to
@@ -82,6 +83,7 @@ class _OpenRecovery:
     since_s: float
     newest: int  # the step that had been reached
     restored: RestoreSettled | None = None  # the step to go on from, once that is known
+    restored_s: float = 0.0  # when it was
 
 
 @dataclass(slots=True)
@@ -197,9 +199,15 @@ class Ledger:
         past.newest = max(past.newest, group.newest)
         if before is None or past.has_begun:
             return
-        before.restored = restored
-        if restored is not None and group.newest > restored.step:
+        if before.restored != restored:
+            before.restored, before.restored_s = restored, now_s
+        if restored is None:
+            return
+        if group.newest > restored.step:
             self._closed(before, group.name, now_s, back=True)
+            self._open = None
+        elif self._machine.leaving.have_all_closed:  # nothing was left to do
+            self._closed(replace(before, newest=restored.step), group.name, before.restored_s, back=True)
             self._open = None
 
     def _closed(self, ended: _OpenRecovery, group: str, now_s: float, *, back: bool) -> None:

@@ -32,7 +32,8 @@ class Recovery:
         cause: why the group before ended.
         step: the step that training went on from; None if it isn't known.
         tier: where that step came from: "memory", "peer", "storage", "source", "init"; "" if it isn't known.
-        seconds: from noticing the end of the group before to the first new step, or, if none is known, to the training function.
+        seconds: from noticing the end of the group before to the first new step, to the restore if no step was left to do, or, if
+            neither is known, to the training function.
         steps_repeated: completed steps that this group computed again; None if it isn't known.
         interrupted: announced or asked for (a preemption, a growth), not a failure.
         workers: of the worker group that it led to; None if it isn't known.

@@ -336,6 +336,18 @@ def test_a_restart_with_nothing_to_restore_goes_on_from_step_0() -> None:
     assert [(one.step, one.steps_repeated) for one in groups.ledger.recoveries] == [(0, 3)]
 
 
+def test_a_restart_with_nothing_left_to_do_is_known_when_all_have_closed() -> None:
+    groups = trained_and_died("r10")
+    last = groups.key(5)
+    groups.starts(2, 12.0, restored_s=13.0)
+    groups.leave(last, ranks=[0])
+    assert groups.told() == []
+    groups.now_s = 20.0
+    groups.leave(last, ranks=[1])
+    assert groups.told() == [("g2", "the process of rank 0 died", 3.0, 0, True)]
+    assert [(one.step, one.tier) for one in groups.ledger.recoveries] == [(5, "memory")]
+
+
 def test_a_restart_that_is_interrupted_before_a_new_step() -> None:
     groups = trained_and_died("r3")
     groups.starts(2, 12.0, restored_s=13.0)

@@ -70,6 +70,11 @@ class Leaving:
         """Whether this Coordinator will end, even if a trainer comes now."""
         return self.phase in ("closing", "finished") or (self.phase != "open" and self._group is None)
 
+    @property
+    def have_all_closed(self) -> bool:
+        """Whether all ranks of the present group have called close."""
+        return self._group is not None and self.phase not in ("open", "asking")
+
     # ---------------------------------------------------------------- who wants it to end
 
     def leave_asked(self, event: LeaveAsked) -> None:
