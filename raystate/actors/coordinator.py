@@ -168,7 +168,7 @@ class CoordinatorActor:
             return admission.failure
         before = self._owner
         if owner.identity != before.identity and (gone := await self._why_log_is_gone(service)):
-            return self._without_log(service, gone, takeover)
+            return self._without_log(service, gone, takeover or not presence.keeps)
         if self._owner is not before or self._given_up:
             return self._again(f"another process was faster to get run {self._config.run!r}")
         if owner.job_id != self._owner.job_id:

@@ -26,6 +26,7 @@ from raystate.core.formats.messages import (
     Staged,
     Tick,
 )
+from raystate.waits import HEARD_S
 from tests.core.driver import Driver, adopted, history, running
 
 
@@ -368,3 +369,27 @@ def test_what_nobody_trains_any_more_becomes_durable_under_a_new_coordinator():
         driver.send(Tick())
     assert driver.core.journal.published == (3, 5)
     assert driver.take(Finish)
+
+
+@pytest.mark.parametrize("held", ["nothing", "half a step", "a step"])
+def test_a_run_without_a_step_lets_go_when_its_trainers_are_gone(held: str):
+    """A script that is killed before its first step leaves two actors, and an hour of debugging as many as fill the machine."""
+    driver = running()
+    if held != "nothing":
+        driver.hold(0, 1)
+    if held == "a step":
+        driver.hold(1, 1)
+    driver.all_die()
+    driver.live(HEARD_S - 2.0)
+    assert driver.take(Finish) == [], "its launcher may start it again"
+    driver.live(5.0)
+    assert [one.reason for one in driver.take(Finish)] == (
+        [] if held == "a step" else ["its trainers are gone, and it has no step"]
+    )
+
+
+def test_a_run_whose_trainers_have_not_come_yet_does_not_let_go():
+    driver = Driver()
+    driver.host_up("a")
+    driver.live(3 * HEARD_S, "a")
+    assert driver.take(Finish) == []

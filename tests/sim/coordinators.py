@@ -278,7 +278,7 @@ class CoordinatorProc(Proc):
     def _finish(self, command: Finish) -> None:
         self.over = True
         if command.by_attempt is None:
-            self.world.finished(command)
+            self.world.finished(self, command)
         else:
             self.world.superseded(self)
 

@@ -363,7 +363,7 @@ class Joins:
         group = self.group
         if group is None or not group.alive:
             return
-        group.alive = False
+        group.alive, self.heard_s = False, self.context.now_s
         group.why_ended, group.announced = why, announced
         self.ended[group.name] = why
         self.context.log("warning", f"lineage {group.lineage} has ended: {why}")

@@ -18,6 +18,7 @@ from raystate.core.formats.events import LeaveAsked, ReleaseAsked
 from raystate.core.formats.names import SnapshotId, group_of
 from raystate.core.formats.replies import LeaveReply
 from raystate.core.formats.texts import of_step
+from raystate.waits import HEARD_S
 
 UNFINISHED = "the trainers ended before all ranks had copied it"
 
@@ -347,6 +348,14 @@ class Leaving:
             if now_s - last_s >= settings.idle_timeout_s:
                 self._idle_since_s = now_s
                 self._release(f"no trainer for {now_s - last_s:.0f} s")
+            elif now_s - self.joins.heard_s >= HEARD_S and self._has_come_to_nothing():
+                self._release("its trainers are gone, and it has no step")
+
+    def _has_come_to_nothing(self) -> bool:
+        """Whether ranks were there and are gone, and no step of the run was ever complete: nothing is worth keeping for the next start."""
+        group = self.joins.group
+        are_gone = not self.joins.is_joining and group is not None and (not group.alive or len(group.left) == group.world)
+        return are_gone and not self.journal.live and not self.memory.keeps
 
     def _stop_saving(self, waited_s: float) -> None:
         last, journal = self._last, self.journal

@@ -339,6 +339,11 @@ class Memory:
         snap = self.snaps.get(key)
         return snap if snap is not None and snap.complete and self.believed(key.lineage, key.step) else None
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a complete snapshot is there, or may be with hosts that have not reported."""
+        return bool(self.gathering) or not all(view.up for view in self.views) or bool(self.candidates())
+
     def candidates(self) -> list[Snap]:
         """Complete and believed snapshots, best first: the newest lineage that has one, then the newest step.
 

@@ -55,6 +55,7 @@ class Presence:
         heard_s: when something was last heard of one, the news of its end included.
         held_step: the newest step in a host's memory; -1: none.
         durable_step: -1: none.
+        keeps: a step is durable or complete in memory, or may be.
     """
 
     alive: bool = False
@@ -64,6 +65,7 @@ class Presence:
     heard_s: float = float("-inf")
     held_step: int = -1
     durable_step: int = -1
+    keeps: bool = True
 
 
 def presence_of(machine: Coordinator, now_s: float) -> Presence:
@@ -80,6 +82,7 @@ def presence_of(machine: Coordinator, now_s: float) -> Presence:
         heard_s=joins.heard_s,
         held_step=max((one.step for one in machine.memory.snaps), default=-1),
         durable_step=machine.journal.durable_step,
+        keeps=machine.memory.keeps or bool(machine.journal.live),
     )
 
 
