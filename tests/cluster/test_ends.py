@@ -1,19 +1,46 @@
-"""How a run ends on a real Ray: an end is judged by its newest step, and by what is so."""
+"""How a run ends on a real Ray: by its newest step, by what is known of its ranks, and without a trace where it had no step."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import raystate
+from raystate.actors.naming import run_actors
+from raystate.storage import run_hash
 from raystate.storage.names import WORK
+from tests.cluster.training import REPO, quiet_run_config, scaling, wait_for
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("by_value")
+LAST = 6
+
+
+@pytest.fixture
+def launch(ray_cluster: Any, make_run: Any, tmp_path: Path) -> Callable[..., raystate.RunResult]:
+    def fit(train_fn: Any, workers: int, *, max_failures: int = 0, **settings: Any) -> raystate.RunResult:
+        run = make_run()
+        return raystate.fit(
+            train_fn,
+            raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1, **settings),
+            train_loop_config={"storage": run.storage, "folder": str(tmp_path)},
+            max_failures=max_failures,
+            scaling_config=scaling(workers),
+            run_config=quiet_run_config(tmp_path, 1),
+        )
+
+    return fit
 
 
 def _loses_older_steps(config: dict[str, Any]) -> str:
@@ -41,44 +68,102 @@ def _loses_older_steps(config: dict[str, Any]) -> str:
     return "evaluated"
 
 
-def test_an_end_whose_newest_step_is_durable_is_a_good_one(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
-    from ray.train import RunConfig, ScalingConfig
-
-    run = make_run()
-    result = raystate.fit(
-        _loses_older_steps,
-        raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1),
-        train_loop_config={"storage": run.storage},
-        scaling_config=ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1, "trainer": 1}),
-        run_config=RunConfig(name="run", storage_path=str(tmp_path / "ray")),
-    )
-    assert result.return_value == "evaluated" and result.step == raystate.Reader(run.storage).latest_step()
+def test_an_end_whose_newest_step_is_durable_is_a_good_one(launch: Callable[..., raystate.RunResult]) -> None:
+    result = launch(_loses_older_steps, 1)
+    stored = raystate.Reader(result.path).all_steps()
+    assert result.return_value == "evaluated" and result.step == stored[-1]
     lost = [int(found[1]) for text in result.lost if (found := re.match(r"step (\d+)", text))]
     assert lost and max(lost) < result.step, result.lost
-    assert not {*lost} & {*raystate.Reader(run.storage).all_steps()}
+    assert not {*lost} & {*stored}
 
 
-def _makes_no_manager_on_one_rank(config: dict[str, Any]) -> None:
+def _makes_no_manager_on_one_rank(_config: dict[str, Any]) -> None:
     from ray.train import get_context
 
     if get_context().get_world_rank() == 0:
-        with raystate.StateManager() as manager:
-            manager.restore_or_init(dict)
+        raystate.StateManager()
 
 
-def test_a_rank_that_returns_without_a_manager_is_named_at_once(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
-    from ray.train import RunConfig, ScalingConfig
-
-    run, began_s = make_run(), time.monotonic()
+def test_a_rank_that_returns_without_a_manager_is_named_at_once(launch: Callable[..., raystate.RunResult]) -> None:
+    began_s = time.monotonic()
     with pytest.raises(
-        raystate.RunFailedError, match=r"rank 1 did not construct a StateManager: its training function has returned"
+        raystate.RunFailedError, match=r"rank 1.* did not construct a StateManager: its training function has returned"
     ):
-        raystate.fit(
-            _makes_no_manager_on_one_rank,
-            raystate.StateConfig(storage=run.storage, run=run.run, start_timeout_s=3600.0),
-            train_loop_config={"storage": run.storage},
-            max_failures=0,
-            scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1, "trainer": 1}),
-            run_config=RunConfig(name="run", storage_path=str(tmp_path / "ray")),
-        )
+        launch(_makes_no_manager_on_one_rank, 2, start_timeout_s=3600.0)
     assert time.monotonic() - began_s < 3600.0
+
+
+def _hangs_on_one_rank(_config: dict[str, Any]) -> None:
+    import numpy as np
+    from ray.train import get_context
+
+    manager = raystate.StateManager()
+    manager.restore()
+    for step in range(1, LAST):
+        if step > 1 and get_context().get_world_rank() == 1:
+            time.sleep(3600.0)
+        manager.save(step, {"x": np.zeros(8)})
+    manager.close()
+
+
+def test_a_close_beside_a_rank_that_hangs_names_it(launch: Callable[..., raystate.RunResult]) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(raystate.RunFailedError, match=r"BarrierTimeoutError: .*rank 1 "):
+        launch(_hangs_on_one_rank, 2, barrier_timeout_s=6.0, save_timeout_s=3600.0)
+    assert time.monotonic() - began_s < 3600.0
+
+
+def _dies_with_nothing_left_to_do(config: dict[str, Any]) -> int:
+    import numpy as np
+
+    died = Path(config["folder"]) / "died"
+    with raystate.StateManager() as manager:
+        restored = manager.restore_or_init(lambda: {"x": np.zeros(8)})
+        for step in range(restored.step, LAST):
+            manager.save(step + 1, restored.state)
+        if restored.step < LAST and not died.exists():
+            died.touch()
+            manager.wait_until_finished()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return restored.step
+
+
+def test_a_restart_that_has_nothing_left_to_do_is_told_as_it_was(launch: Callable[..., raystate.RunResult]) -> None:
+    result = launch(_dies_with_nothing_left_to_do, 1, max_failures=3)
+    (recovery,) = result.recoveries
+    assert (result.return_value, recovery.step, recovery.steps_repeated, result.lost) == (LAST, LAST, 0, ())
+    assert recovery.tier == "memory" and recovery.seconds is not None
+
+
+DIES_EARLY = """
+import json, os, signal, sys
+import jax.numpy as jnp, ray, raystate
+given = json.loads(sys.argv[1])
+ray.init(address=given.pop("address"), log_to_driver=False, logging_level="ERROR")
+manager = raystate.StateManager(raystate.StateConfig(**given))
+manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_run_that_died_before_its_first_step_lets_go(ray_cluster: Any, make_run: Any) -> None:
+    run = make_run()
+    given = json.dumps({"address": ray_cluster.address, "storage": run.storage, "run": run.run})
+    name = run_hash(run.storage, run.run)
+
+    def dies() -> None:
+        environment = {**os.environ, "PYTHONPATH": str(REPO)}
+        done = subprocess.run(
+            [sys.executable, "-c", DIES_EARLY, given],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+
+    dies()
+    shutil.rmtree(run.storage)
+    dies()  # it begins anew, whether or not the run of before has ended by now
+    wait_for(lambda: not run_actors(name), "the end of the run's actors")

@@ -121,6 +121,9 @@ THREADED = Mood(
 )  # fmt: skip
 # Files of snapshots that somebody removes.
 VANISHING = replace(ANY, troubles=(*TROUBLES, "vanished", "vanished", "vanished"))
+# A rank that hangs, wherever it is: what the others do ends, and names it.
+HANGING = replace(ANY, ranks=(2, 2, 3), troubles=("hang", "hang", "slow", "coordinator"), most_troubles=3)
+IN_HANGING = (7, 37)  # what is left of the seeds that have this mood, by 50
 IN_VANISHING = (2, 19, 32, 45)  # what is left of the seeds that have this mood, by 50
 # All processes stand still together, and nothing else is wrong: nothing is lost, and no rank is ended.
 STILL = replace(
@@ -145,6 +148,8 @@ def _mood(seed: int) -> Mood:
         return THREADED
     if seed % 50 in IN_VANISHING:
         return VANISHING
+    if seed % 50 in IN_HANGING:
+        return HANGING
     if seed % 10 == LOSES:
         return LOST_AND_AGAIN
     return MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else ANY
@@ -186,6 +191,7 @@ class Sequence:
         self.told: list[str] = []  # what has happened, for a person
         self.players: dict[int, Player] = {}  # of the present group, by rank
         self.close_failed = False
+        self.hung: int | None = None  # the rank of the present group that hangs
         self.rolling_back: dict[int, int] = {}  # rank that is in such a restore -> the step it goes back to
         self.met: int | None = None  # such a step, of a restore that a crash met, until another one has settled
 
@@ -212,6 +218,7 @@ class Sequence:
         world = self.world
         self.group += 1
         self.close_failed = False
+        self.hung = None
         group = f"g{self.group}"
         self.made = 0
         ranks = [Rank(world, number, self._script(calls, group, last=last)) for number in range(self.ranks)]
@@ -258,6 +265,8 @@ class Sequence:
                 world.stand_still(20.0 + 200.0 * rng.random())
             elif kind == "trainer":
                 world.kill_rank(rank)
+            elif kind == "hang":
+                self._hang(world.playing[rank])
             elif kind == "outage":
                 world.storage.out = True
                 world.at(2.0, self._mend)
@@ -269,6 +278,26 @@ class Sequence:
                 world.at(3.0, self._mend)
 
         return strike
+
+    def _hang(self, rank: Rank) -> None:
+        """From its next wait on. Its launcher ends it once the others have ended, which they do in time."""
+        world, config = self.world, self.world.config
+        others = [one for one in world.playing if one is not rank]
+        if rank.finished or self.hung is not None:
+            return
+        rank.hangs, self.hung = True, rank.number
+        deadline_s = world.now_s + 3 * config.barrier_timeout_s + config.restore_timeout_s + config.start_timeout_s
+
+        def look() -> None:
+            if all(one.finished for one in others):
+                world.end_all()
+            elif world.now_s > deadline_s:
+                world.found.append(f"a rank still waits although rank {rank.number} hangs, at {deadline_s:.0f} s")
+                world.end_all()
+            elif not rank.dead:
+                world.at(1.0, look)
+
+        look()
 
     def _mend(self) -> None:
         self.world.storage.out = self.world.slow = self.world.stuck = False
@@ -284,13 +313,17 @@ class Sequence:
                     self.made = max(self.made, number)
                     player.do(call)
                 self.made = len(calls)
-                if last:
-                    player.close(Call(name="close", number=CALLS, amount=1))
+                if last and not player.close(Call(name="close", number=CALLS, amount=1)) and self.hung is not None:
+                    raise Ended("close has named the rank that hangs: the launcher starts this script again")
             except RaystateError as error:
                 if rank.manager is not None:
                     rank.manager.__exit__(type(error), error, None)
                 if self.impatient and not self.calm and isinstance(error, BarrierTimeoutError) and error.phase == "save":
                     # One rank alone waited for storage, which stood still, for longer than the others wait for it.
+                    raise Ended(str(error)) from error
+                if self.hung is not None and isinstance(error, BarrierTimeoutError):
+                    if f"rank {self.hung}" not in str(error):
+                        raise Violation(f"rank {self.hung} hangs, and rank {rank.number} is told: {error}") from error
                     raise Ended(str(error)) from error
                 raise
 

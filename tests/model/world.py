@@ -52,6 +52,7 @@ from tests.folders import MODEL_NAME, hold
 TURN_S = 0.002
 WAITING_TURNS = 20  # so long nothing was ordered and nothing has arrived: all wait for something slow, and time goes faster
 WAITING_TURN_S = 0.01
+NEVER_S = 1e9
 STUCK_S = 15.0  # storage that neither answers nor fails
 MOST_TURNS = 150_000
 CAP_BYTES = 64 << 20
@@ -386,7 +387,7 @@ class Script:
 
     def rest(self, seconds: float) -> None:
         """Called on its own thread."""
-        self.wake_s = self.rank.world.now_s + seconds
+        self.wake_s = self.rank.world.now_s + (NEVER_S if self.rank.hangs else seconds)
         self._back.release()
         self._go.acquire()
         if self.rank.dead:
@@ -404,6 +405,7 @@ class Rank:
         self.manager: StateManager | None = None
         self.dead = False
         self.failed = False  # and has said so
+        self.hangs = False  # it comes back from no wait
         self.scripts = [Script(self, script)]
 
     def beside(self, call: Callable[[Rank], None]) -> Script:
