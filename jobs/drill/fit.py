@@ -128,8 +128,6 @@ def through(watch: Watch, fit: Fit, timeout_s: float) -> tuple[str, ...]:
             raise TooLate(f"the training did not end; its newest step is {watch.newest}")
         fit.thread.join(0.1)
     watch.look()
-    if isinstance(fit.error, raystate.StorageError) and fit.error.released:
-        return fit.error.errors
     if fit.error is not None:
         raise TooLate(f"the training failed: {type(fit.error).__name__}: {fit.error}")
-    return ()
+    return fit.result.lost

@@ -143,15 +143,15 @@ def test_deadlines_fit_the_machine() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (None, ()),
-        (lost_steps(("step 40: storage failed",), released=True), ("step 40: storage failed",)),
-        (lost_steps(("step 40: storage failed",)), TooLate),
+        (None, ("step 40: storage failed",)),
+        (lost_steps(("step 80: storage failed",), released=True), TooLate),
         (raystate.RunFailedError("rank 0 raised"), TooLate),
     ],
 )
 def test_an_end_that_names_lost_steps_is_an_end(error: Exception | None, said: Any) -> None:
     """Anything else that a training ends with is a failure."""
-    fit: Any = SimpleNamespace(thread=SimpleNamespace(is_alive=lambda: False), error=error)
+    result = SimpleNamespace(lost=("step 40: storage failed",))
+    fit: Any = SimpleNamespace(thread=SimpleNamespace(is_alive=lambda: False), error=error, result=result)
     watch: Any = SimpleNamespace(look=lambda: None, newest=80)
     if said is TooLate:
         with pytest.raises(TooLate, match="the training failed"):

@@ -147,9 +147,10 @@ def costs(every: int, begin: Callable[[World], None], *, ranks: int, slots: int 
             manager.save(step, {"w": np.full(8, step, np.float32)})
         world.storage.out = world.slow = world.stuck = False
         try:
-            manager.close()
+            manager.wait_until_finished()
         except raystate.StorageError as error:
             lost.append(str(error))
+        manager.close()
 
     world.play_all(trains)
     return found, "".join(lost)
