@@ -257,8 +257,7 @@ class StateManager:
         return decision.promised
 
     def _interrupt(self, reason: str) -> Interrupted:
-        """The training ends here, with this step durable; steps that storage has lost are named, and
-        make no failure of it."""
+        """The training ends here, with this step durable; steps that storage has lost are named, and make no failure of it."""
         step = self._last.step
         self._interrupted = Interrupted(reason, step=step, rank=self._rank)
         try:

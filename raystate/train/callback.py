@@ -105,7 +105,7 @@ class RayTrainCallback(_Callback):
         self._failures: dict[int, End] = {}
         self._told = _NOTHING  # what the Coordinator knew of them
         self._first: Newest | None = None  # the newest step when the first group began to train
-        self._groups = 0
+        self._groups, self._pins_failed = 0, False
         self._policy = RetryPolicy(self._max_failures, self._config.idle_timeout_s)
         self._threads: ThreadPoolExecutor | None = None
         self._pending: tuple[Ending, float] | None = None  # why the next group starts, and when that was noticed (monotonic)
@@ -118,7 +118,6 @@ class RayTrainCallback(_Callback):
         self._leaving: frozenset[str] = frozenset()  # nodes that Ray Train was told would go away
         self._leaving_hosts: frozenset[str] = frozenset()  # the same by the Coordinator, when the last group ended
         self._pins: list[str | None] = []  # node by rank for the next group; empty: nothing is said
-        self._pins_failed = False
         self._start_timeout: str | None = None  # the user's setting
         self._standby: Standby | None = None
         self._slow = SlowLine()
