@@ -38,7 +38,6 @@ Found = dict[str, dict[str, ArrayMetadata]]  # item -> name -> array
 class InspectSort(StrEnum):
     as_in_tree = "tree"
     by_size = "size"
-    by_name = "name"
 
 
 def inspect(
@@ -46,23 +45,20 @@ def inspect(
     step: NewestStepArgument = "latest",
     item: ItemOption = None,
     glob: FilterOption = None,
-    sort: Annotated[
-        InspectSort, typer.Option("--sort", "-s", help="largest first, by name, or as in the tree")
-    ] = InspectSort.as_in_tree,
-    long: Annotated[bool, typer.Option("--long", "-l", help="chunks, shardings, bytes in storage and writers, too")] = False,
+    sort: Annotated[InspectSort, typer.Option("--sort", "-s", help="largest first, or as in the tree")] = InspectSort.as_in_tree,
     everything: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Look inside a step: its items, metrics and times, and the tree of its arrays.
 
-    Of a large tree it shows the beginning; --filter, --sort and --all show more of it. Exit code 1 if the step is damaged.
-    `raystate.metadata` tells more of each array.
+    Of a large tree it shows the beginning; --filter, --sort and --all show more of it. --json has chunks, shardings, bytes in storage
+    and writers, too. Exit code 1 if the step is damaged.
 
     \b
     Examples:
       raystate inspect gs://bucket/lm                     the newest step
       raystate inspect runs/lm 1200 -f 'params.*' -s size the largest parameters
-      raystate inspect runs/lm 1200 -f params.w --long    one array
+      raystate inspect runs/lm 1200 -f params.w --json    all about one array
       raystate inspect /data/some_orbax_checkpoint --json
     """
     wanted = path_filter(glob)
@@ -92,7 +88,7 @@ def inspect(
     else:
         _show_step(found, chosen, stored, nbytes, whole=glob is None and item is None)
         for one, arrays in chosen.items():
-            _show_arrays(found, one, arrays, stored[one], sort=sort, long=long, everything=everything)
+            _show_arrays(found, one, arrays, sort=sort, everything=everything)
     for problem in (one for one in stored.values() if isinstance(one, str)):
         progress_out.print(f"[red]{escape(problem)}[/]", soft_wrap=True)
         raise typer.Exit(1)
@@ -100,16 +96,11 @@ def inspect(
 
 def _near(found: StepMetadata, item: str | None, glob: str) -> str:
     """What the filter may have meant, or what there is."""
-    arrays = {name: one for tree in found.trees if item in (None, tree) for name, one in found.arrays(tree).items()}
-    beginnings = sorted({str(one.path[0]) for one in arrays.values() if one.path})
-    if not beginnings:
-        return ""
-    key = glob.partition(".")[0]
-    close = difflib.get_close_matches(glob, arrays, n=1) if key in beginnings else difflib.get_close_matches(key, beginnings, n=1)
-    if close:
+    names = [name for tree in found.trees if item in (None, tree) for name in found.arrays(tree)]
+    beginnings = sorted({name.partition(".")[0] for name in names})
+    if close := difflib.get_close_matches(glob, [*names, *beginnings], n=1):
         return f"; did you mean {close[0]!r}?"
-    more = " …" if len(beginnings) > _BEGINNINGS else ""
-    return f"; their paths begin with {', '.join(beginnings[:_BEGINNINGS])}{more}"
+    return f"; their paths begin with {', '.join(beginnings[:_BEGINNINGS])}" if beginnings else ""
 
 
 def _stored(chosen: Found) -> dict[str, dict[str, StoredArray] | str]:
@@ -176,10 +167,8 @@ def _show_arrays(
     found: StepMetadata,
     item: str,
     arrays: Mapping[str, ArrayMetadata],
-    stored: dict[str, StoredArray] | str,
     *,
     sort: InspectSort,
-    long: bool,
     everything: bool,
 ) -> None:
     if not arrays and not any(leaf.value is not None for leaf in found.leaves[item]):
@@ -188,18 +177,10 @@ def _show_arrays(
     shown = list(arrays.values())
     if sort is InspectSort.by_size:
         shown.sort(key=lambda one: -one.nbytes)
-    elif sort is InspectSort.by_name:
-        shown.sort(key=lambda one: one.name)
     cut = shown if everything else shown[:MOST_ROWS]
     width = min(34, max((len(_kind_text(one)) for one in cut), default=0))
     for one in cut:
         out.print(f"{size(one.nbytes):>10}  {escape(_kind_text(one)):<{width}}  {escape(one.name or '(the item itself)')}")
-        if long:
-            parts = [f"chunks {'×'.join(map(str, one.chunk)) or 'scalar'}", _sharding_text(one)]
-            if isinstance(stored, dict):
-                info = stored[one.name]
-                parts += [f"{size(info.nbytes)} in storage", *([f"by {', '.join(info.writers)}"] if info.writers else [])]
-            out.print(f"{'':>10}  [dim]{escape('; '.join(part for part in parts if part))}[/]")
     if len(cut) < len(shown):
         out.print(f"… and {len(shown) - len(cut):,} more: --all, or fewer with --filter")
     if len(arrays) == len(found.arrays(item)):
@@ -241,22 +222,6 @@ def _short(text: str, most: int = 60) -> str:
 
 def _kind_text(one: ArrayMetadata) -> str:
     return f"{one.dtype.name}[{','.join(map(str, one.shape))}]"
-
-
-def _sharding_text(one: ArrayMetadata) -> str:
-    """Orbax's JSON in the words of JAX."""
-    found = one.sharding
-    if found is None:
-        return ""
-    kind = str(found.get("sharding_type", "?"))
-    match found:
-        case {"axis_names": [*axes], "shape": [*sizes], "partition_spec": [*parts]}:
-            mesh = ", ".join(f"{axis}={length}" for axis, length in zip(axes, sizes, strict=False))
-            spec = ", ".join("None" if part is None else "+".join(part) if isinstance(part, list) else str(part) for part in parts)
-            return f"{kind}({mesh}; P({spec}))"
-        case {"device_str": device}:
-            return f"{kind}({device})"
-    return kind
 
 
 def _array_document(one: ArrayMetadata, stored: StoredArray | None) -> dict[str, Any]:
