@@ -59,3 +59,8 @@ def test_the_words_are_few_and_each_has_one_meaning():
     words = [row for row in rows if row != "word"]
     assert "durable" in words
     assert len(set(words)) == len(words) <= 25
+
+
+def test_the_front_page_says_first_what_raystate_is():
+    before_the_picture = (REPO / "docs/index.md").read_text().partition("![")[0]
+    assert "raystate is a Python library" in before_the_picture
