@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Generator
 from concurrent.futures import Future
 from pathlib import Path
-from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
@@ -109,88 +108,65 @@ class _ThisRay:
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._launches = 0
-        self._ends_with_launches = False
-        self._node: Any = None  # of `start_ray`
-        self._starter: threading.Thread | None = None
-        self._asked: SimpleQueue[Future[None]] = SimpleQueue()
+        self._stays = True
+        self._ended = threading.Event()
 
-    def enter(self) -> None:
-        """Start it, if there is none; it stays until the process ends."""
+    def enter(self, *, stays: bool = True) -> None:
+        """Start it, if there is none.
+
+        Args:
+            stays: until this process ends. Else what is started here ends with the last `leave`, unless another caller lets it stay.
+        """
         with self._turn:
-            self._start_if_none()
-            self._ends_with_launches = False
+            if not ray.is_initialized():
+                self._start()
+                self._stays = False
+            self._stays |= stays
+            self._launches += not stays
 
-    def begin_launch(self) -> None:
-        """Start it, if there is none. It then ends with the last launch, unless somebody has entered it meanwhile."""
-        with self._turn:
-            self._ends_with_launches |= self._start_if_none()
-            self._launches += 1
-
-    def end_launch(self) -> None:
-        """See `begin_launch`."""
+    def leave(self) -> None:
         with self._turn:
             self._launches -= 1
-            if self._ends_with_launches and not self._launches:
-                self._ends_with_launches = False
+            if not self._stays and not self._launches:
                 ray.shutdown()
+                self._stays = True
+                self._ended.set()
 
-    def is_started_here(self) -> bool:
-        """Whether it was started by this, and not by the script itself or before."""
-        return self._node is not None and worker._global_node is self._node and self._node.is_head()
-
-    def _start_if_none(self) -> bool:
-        if ray.is_initialized():
-            return False
+    def _start(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._start()
-            return True
-        if self._starter is None or not self._starter.is_alive():  # it is not there in a fork
-            self._starter = threading.Thread(target=self._serve, name="raystate-ray", daemon=True)
-            self._starter.start()
+            return start_ray()
         started: Future[None] = Future()
-        self._asked.put(started)
-        started.result()
-        return True
+        ended = self._ended = threading.Event()
 
-    def _serve(self) -> None:
-        """Start it in a thread that lasts as long as the process: Linux ends Ray's processes with the thread that has started them.
-        (test_own_ray.test_managers_in_threads_share_the_ray_that_the_first_has_started)"""
-        while True:
-            started = self._asked.get()
+        def start() -> None:
             try:
                 with _hushed(worker):  # it says that only the main thread could have a handler of SIGTERM
-                    started.set_result(self._start())
+                    started.set_result(start_ray())
+                ended.wait()
             except BaseException as error:
                 started.set_exception(error)
 
-    def _start(self) -> None:
-        start_ray()
-        self._node = worker._global_node
+        # Linux ends Ray's processes with the thread that has started them.
+        # (test_own_ray.test_managers_in_threads_share_the_ray_that_the_first_has_started)
+        threading.Thread(target=start, name="raystate-ray", daemon=True).start()
+        return started.result()
 
 
 this_ray = _ThisRay()
 
 
+def _has_joined() -> bool:
+    """Whether this process has not started the Ray that it is in."""
+    node = worker._global_node
+    return node is None or not node.is_head()
+
+
 def at_own_priority() -> dict[str, Any]:
     """Options of an actor that a plain script makes: it gets the script's niceness. Ray's 15 would leave it next to nothing beside a script
     that fills the cores, and its snapshots would stay behind by many steps. In a worker: as the worker."""
-    if worker.global_worker.mode != worker.SCRIPT_MODE or this_ray.is_started_here():
+    if worker.global_worker.mode != worker.SCRIPT_MODE or (NICENESS in os.environ and not _has_joined()):
         return {}
     return {"runtime_env": {"env_vars": {NICENESS: str(max(0, os.getpriority(os.PRIO_PROCESS, 0)))}}}
-
-
-@contextlib.contextmanager
-def _without_a_trace() -> Generator[None]:
-    """For `ray.init`: the workers of a Ray that it starts get this process's niceness, not 15 more, which would leave them nothing beside
-    a script that fills the cores. What Ray draws for its ports, of Python's own random numbers, is put back."""
-    drawn, is_set = random.getstate(), NICENESS in os.environ
-    os.environ.setdefault(NICENESS, "0")
-    try:
-        yield
-    finally:
-        random.setstate(drawn)
-        if not is_set:
-            del os.environ[NICENESS]
 
 
 def start_ray() -> None:
@@ -212,16 +188,18 @@ def start_ray() -> None:
             )  # fmt: skip
         asked = f"the Ray at {named}" if named else "the cluster of this machine, or a new one,"
         what = "a Ray of its own to start" if named == "local" else f"{asked} to answer"
+        drawn = random.getstate()
+        os.environ.setdefault(NICENESS, "0")  # of the workers of a Ray that is started: as this process, not 15 more
         with told_if_slow(f"waits for {what}; {load()}"):
             try:
                 check_address()
-                with _without_a_trace():
-                    ray.init("local" if stranger else None, include_dashboard=False, logging_level=logging.WARNING)
+                ray.init("local" if stranger else None, include_dashboard=False, logging_level=logging.WARNING)
             except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
                 raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None
-    node = worker._global_node
+            finally:
+                random.setstate(drawn)  # Ray has drawn its ports
     # Warnings, because nothing less is shown unless the script has set logging up; Ray's own line about it is off.
-    if node is None or not node.is_head():
+    if _has_joined():
         logger.warning("joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
     else:
         logger.warning(

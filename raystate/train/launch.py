@@ -119,9 +119,9 @@ def fit(
         "run_config": _run_config(run_config, callback, on_cpu=on_cpu, env=env),
     }
     entry = _entry(train_fn, takes_config=bool(train_loop_config))
-    this_ray.begin_launch()
+    this_ray.enter(stays=False)
     with terminal.calm(), contextlib.ExitStack() as ending:
-        ending.callback(this_ray.end_launch)
+        ending.callback(this_ray.leave)
         terminal.tell_start(config.run, scaling.num_workers)
         trainer = QuietJaxTrainer(entry, **arguments)
         with run_bar(config):
