@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 # Names of modules' members -> what to use.
 MEMBERS = {
     **dict.fromkeys(
@@ -30,9 +32,35 @@ MEMBERS = {
     "training": "for v1.training.Checkpointer raystate.StateManager; for flax.training.checkpoints raystate.compat.flax_checkpoints",
     "save_checkpoint_multiprocess": "StateManager.save(step, state) saves from all processes; raystate.compat.flax_checkpoints keeps it",
     **dict.fromkeys(
-        ("args", "StandardSave", "StandardRestore", "PyTreeSave", "PyTreeRestore", "Composite", "CheckpointArgs"),
+        (
+            "args", "StandardSave", "StandardRestore", "PyTreeSave", "PyTreeRestore", "Composite", "CheckpointArgs", "ArraySave",
+            "ArrayRestore", "JsonSave", "JsonRestore", "SaveArgs",
+        ),
         "no arguments are wrapped: save(step, state, items={…}), restore(reference, items={…})",
     ),
+    **dict.fromkeys(
+        ("JaxRandomKeySave", "JaxRandomKeyRestore", "NumpyRandomKeySave", "NumpyRandomKeyRestore"),
+        "typed keys of JAX are leaves of the state as they are; NumPy's: an item with get_state and set_state",
+    ),
+    **dict.fromkeys(
+        ("RestoreArgs", "ArrayRestoreArgs", "construct_restore_args", "checkpoint_utils"),
+        "leaves of the reference say it: a jax.ShapeDtypeStruct with its sharding, a numpy array, a number; cast=True, partial=True",
+    ),
+    **dict.fromkeys(
+        (
+            "CheckpointHandler", "StandardCheckpointHandler", "PyTreeCheckpointHandler", "JsonCheckpointHandler",
+            "ArrayCheckpointHandler", "CompositeCheckpointHandler", "CheckpointHandlerRegistry", "handlers",
+        ),
+        "trees, JSON values, iterators and v1's checkpointables need no handler: save(step, state, items={…})",
+    ),
+    **dict.fromkeys(("AsyncOptions", "MultiprocessingOptions", "FileOptions", "options"), "raystate.StateConfig has all settings of a run"),
+    **dict.fromkeys(("Transform", "RestoreTransform", "apply_transformations"), "use transforms={new path: old path or a function}"),
+    **dict.fromkeys(
+        ("checkpoints_iterator", "wait_for_new_checkpoint"), "raystate.Reader(storage).follow() gives each step as it becomes durable"
+    ),
+    **dict.fromkeys(("delete", "delete_async"), "StateManager.delete(step) of a run; `raystate rm`; else remove the folder"),
+    "is_orbax_checkpoint": "raystate.metadata(path) raises StepNotFoundError where there is none",
+    "AsyncResponse": "raystate.save_async(path, tree) and raystate.load_async(path) give a concurrent.futures.Future",
     "PLACEHOLDER": "use ... in the reference, or leave the path out",
     "StatefulCheckpointable": "an object with `async def save` and `async def load` is an item as it is: save(step, state, items={…})",
     "save_checkpoint": "raystate.save(path, tree) writes one checkpoint, StateManager.save(step, state) the steps of a run",
@@ -100,3 +128,32 @@ FIELDS = {
     "enable_per_process_directory_creation": _NOT_NEEDED,
     "lightweight_initialize": _NOT_NEEDED,
 }  # fmt: skip
+
+# Methods and properties of Orbax's managers -> those of ours.
+METHODS = {
+    **dict.fromkeys(("latest", "checkpoints"), "use latest_step(), all_steps() and metadata(step)"),
+    "item_metadata": "use metadata(step).trees",
+    "metrics": "use metadata(step).metrics",
+    "root_metadata": "use metadata(step).run",
+    **dict.fromkeys(("pytree_metadata", "checkpointables_metadata"), "use metadata(step)"),
+    "reload": "each call looks; leave it out",
+    "directory": "use config.storage",
+    "wait": "use wait_until_finished()",
+    **dict.fromkeys(("load", "load_async", "load_pytree", "load_pytree_async"), "use restore(reference, step=…)"),
+    **dict.fromkeys(("load_checkpointables", "load_checkpointables_async"), "use restore(reference, items={…})"),
+    **dict.fromkeys(("save_async", "save_pytree", "save_pytree_async"), "use save(step, state), which returns at once"),
+    **dict.fromkeys(("save_checkpointables", "save_checkpointables_async"), "use save(step, state, items={…})"),
+    "delete_async": "use delete(step), which returns at once",
+    "cancel": "a save that has begun goes on; leave it out",
+}
+
+
+class KnowsOthers:
+    """A class whose AttributeErrors say what Orbax's methods are called here."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError: there is nothing else to find."""
+            hint = f": {METHODS[name]}" if name in METHODS else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)

@@ -107,6 +107,9 @@ class ReadOptions:
         return dataclasses.replace(self, transforms=None)
 
 
+_KEYS = ". Keys of Orbax's JaxRandomKeySave and NumpyRandomKeySave lie below the item: raystate.load('…/jax_random_key')"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepContent:
     """A step that can be read, from whichever tier."""
@@ -127,6 +130,7 @@ class StepContent:
     on_plan: Callable[[int], None] = lambda _: None  # called with bytes that will be read, before they are
     on_moved: Callable[[Callable[[], None]], None] = lambda _: None  # called with what puts iterators back that were set
     no_state: ReferenceMismatchError | None = None  # why there is no "state": the step was written with other items
+    alone: bool = False  # the one checkpoint of its path, and no step of a run
 
     def restore(
         self, reference: object, items: Mapping[str, object] | None, options: ReadOptions, *, world: int, process_index: int
@@ -227,31 +231,32 @@ class StepContent:
                 if name not in self.file_items:
                     raise self._no_item(name, "item of a checkpointable", self.file_items)
             elif name in self.file_items:
-                text = f"item {name!r} of step {self.step} are files that an object wrote: give such an object, which loads itself"
-                raise ReferenceMismatchError(f"{text}, items={{{name!r}: object}}", step=self.step, item=name)
+                text = f"item {name!r} of {self._called} are files that an object wrote: give such an object, which loads itself"
+                raise ReferenceMismatchError(f"{text}, items={{{name!r}: object}}{_KEYS}", step=self.step, item=name)
             elif name in self.trees:
                 found = self._check_tree(name, wanted, options if name == STATE else options.of_items())
                 if found is not None:
                     matched[name] = found
             elif name in self.iterators:
-                text = (
-                    f"item {name!r} of step {self.step} is the state of an iterator: give the iterator that is to be set in place"
-                )
+                text = f"item {name!r} of {self._called} is the state of an iterator: give the iterator that is to be set in place"
                 raise ReferenceMismatchError(f"{text}, items={{{name!r}: iterator}}", step=self.step, item=name)
             elif name in self.json_items:
                 if holds_arrays(wanted):
-                    text = f"item {name!r} of step {self.step} is JSON: ask for it with None, items={{{name!r}: None}}"
+                    text = f"item {name!r} of {self._called} is JSON: ask for it with None, items={{{name!r}: None}}"
                     raise ReferenceMismatchError(text, step=self.step, item=name)
             else:
                 raise self._no_item(name, "item", self.names() - {STATE})
         return matched
 
     def _no_item(self, name: str, what: str, there: Collection[str]) -> ReferenceMismatchError:
-        text = (
-            f"step {self.step} has no {what} {name!r}; it has {', '.join(map(repr, sorted(there))) or 'none'}. "
-            "A new item keeps its value with partial=True; to have it at a restart give it to each save, save(…, items={…})"
-        )
+        text = f"{self._called} has no {what} {name!r}; it has {', '.join(map(repr, sorted(there))) or 'none'}. "
+        text += "A new item keeps its value with partial=True"
+        text += "" if self.alone else "; to have it at a restart give it to each save, save(…, items={…})"
         return ReferenceMismatchError(text, step=self.step, item=name)
+
+    @property
+    def _called(self) -> str:
+        return "this checkpoint" if self.alone else f"step {self.step}"
 
     def names(self) -> set[str]:
         """Of all items, the state among them."""
@@ -287,7 +292,7 @@ class StepContent:
             raise self.no_state
         if item in self.trees:
             return
-        text = f"step {self.step} has no item {item!r} of arrays; it has {sorted(self.trees)}"
+        text = f"{self._called} has no item {item!r} of arrays; it has {sorted(self.trees)}"
         for names, kind, wanted in (
             (self.file_items, "files that an object wrote", "object"),
             (self.iterators, "the state of an iterator", "iterator"),
@@ -295,7 +300,8 @@ class StepContent:
         ):
             if item in names:
                 call = f"raystate.load(…, items={{{item!r}: {wanted}}})[{item!r}]"
-                text = f"item {item!r} of step {self.step} has no arrays, it is {kind}: {call} reads it"
+                text = f"item {item!r} of {self._called} has no arrays, it is {kind}: {call} reads it"
+                text += _KEYS if names is self.file_items else ""
         raise ReferenceMismatchError(text, step=self.step, item=item)
 
     def tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
@@ -343,8 +349,9 @@ class _StorageSource:
         return self.reader.read(self.item, [(r.leaf, r.start, r.shape) for r in requests])
 
 
-def content_from_storage(reader: StepReader, step: int) -> StepContent:
-    """A step in storage: raystate's own, or stock Orbax's. One without a state can be looked at, and its other items read.
+def content_from_storage(reader: StepReader, step: int, *, alone: bool = False) -> StepContent:
+    """A step in storage, or the checkpoint that is `alone` there: raystate's own, or stock Orbax's. One without a state can be looked
+    at, and its other items read.
 
     Raises:
         CorruptCheckpointError: what its metadata say is not there.
@@ -377,4 +384,5 @@ def content_from_storage(reader: StepReader, step: int) -> StepContent:
         used_tier=lambda: "storage",
         bytes_from=lambda: {"storage": reader.bytes_read},
         no_state=no_state,
+        alone=alone,
     )

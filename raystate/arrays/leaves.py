@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
 from raystate.arrays.mismatch import DifferenceError
+from raystate.core.formats.tree import LeafSpec
 
 
 class Free(jax.ShapeDtypeStruct):
@@ -27,6 +28,22 @@ def is_foreign(value: Any) -> bool:
     if isinstance(value, jax.ShapeDtypeStruct):
         return False
     return hasattr(value, "shape") and hasattr(value, "dtype") and not hasattr(value, "__array__")
+
+
+def is_restore_args(value: Any) -> bool:
+    """Whether it is what Orbax v0's `construct_restore_args` gives for NumPy arrays, numbers and strings; those of jax.Arrays are
+    `is_foreign`."""
+    return hasattr(value, "restore_type") and not hasattr(value, "shape")
+
+
+def asked_by_restore_args(value: Any, stored: LeafSpec) -> Any:
+    """A leaf of a reference that asks for the same."""
+    if value.restore_type in (bool, int, float, str):
+        return value.restore_type()
+    if stored.array is None and value.restore_type is None:
+        return stored.plain
+    shape, dtype = ((), None) if stored.array is None else (stored.array.shape, stored.array.dtype)
+    return np.broadcast_to(np.zeros((), value.dtype or dtype), shape)
 
 
 def is_weak(value: Any) -> bool:

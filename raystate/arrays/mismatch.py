@@ -15,7 +15,7 @@ _SHOWN_LINES = 20
 _SHOWN_NAMES = 10
 
 MISSING = "is not in the checkpoint"
-_CAST = "restore(…, cast=True) converts to the reference's dtypes, where these can hold the values."
+_CAST = "cast=True converts to the reference's dtypes, where these can hold the values."
 _FRACTIONS = (
     "Give the reference the checkpoint's dtype where that has fractions: no integer can hold them, and cast=True cuts nothing off."
 )

@@ -50,7 +50,7 @@ class SaveEvents:
         if self._background:
             _duration("/jax/checkpoint/write/async/total_duration_secs", took_s, self._kind)
         _duration(self._name("total_duration_secs"), took_s, self._kind)
-        _since_last(self._begin_s)
+        since_last_save(self._begin_s)
 
     def _name(self, last: str) -> str:
         return f"/jax/orbax/write/{self._middle}{last}"
@@ -95,7 +95,7 @@ def _duration(name: str, took_s: float, kind: str | None = None) -> None:
 _last_save_s = time.time()  # Orbax, too, counts the first from the start of the process
 
 
-def _since_last(begin_s: float) -> None:
+def since_last_save(begin_s: float) -> None:
     """From the beginning of a save to that of the next, as Orbax counts it: what training would lose between them."""
     global _last_save_s
     since_s, _last_save_s = begin_s - _last_save_s, begin_s

@@ -13,9 +13,11 @@ from jax.sharding import PartitionSpec, Sharding
 from raystate.arrays.checks import is_step, not_a_value
 from raystate.arrays.converting import number_as, number_in
 from raystate.arrays.leaves import (
+    asked_by_restore_args,
     is_abstract,
     is_foreign,
     is_key,
+    is_restore_args,
     is_weak,
     key_impl_of,
     kind,
@@ -36,7 +38,7 @@ from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec, nest
 ShapeRule = Literal["match", "checkpoint"]
 
 _PARTIAL = "partial=True keeps the reference's value of what is not in the checkpoint; transforms can take it from another path."
-_SHAPES = 'restore(…, shapes="checkpoint") takes the checkpoint\'s shapes.'
+_SHAPES = 'shapes="checkpoint" takes the checkpoint\'s shapes.'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +221,8 @@ class _Matcher:
 
     def match(self, path: Path, value: Any, index: int) -> Want:
         stored = self.spec.leaves[index]
+        if is_restore_args(value):
+            value = asked_by_restore_args(value, stored)
         try:
             if why := not_a_value(value):
                 raise DifferenceError(why)

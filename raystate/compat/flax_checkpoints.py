@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("raystate.compat.flax_checkpoints needs flax: pip install 'raystate[flax]'", name="flax") from None
 from jax import monitoring
 
+from raystate.arrays.monitoring import since_last_save
 from raystate.compat.flax_directory import FlaxDirectory
 from raystate.compat.flax_errors import CheckpointNotFoundError, OutdatedCheckpointError, TargetError, TargetMismatchError
 from raystate.compat.flax_reading import read, read_transformed
@@ -56,6 +57,14 @@ __all__ = [
     "save_checkpoint",
     "save_checkpoint_multiprocess",
 ]
+
+# flax's names, for scripts that look at its files.
+MP_ARRAY_POSTFIX = "_gda"
+MP_ARRAY_PH = "//GDAPlaceholder:"
+COMMIT_SUCCESS_FILE = "commit_success.txt"
+ORBAX_CKPT_FILENAME = STRUCTURE
+ORBAX_MANIFEST_OCDBT = MANIFEST
+ORBAX_METADATA_FILENAME = TREE_METADATA
 
 _FILES_OF_ONE = (STRUCTURE, TREE_METADATA, MANIFEST, METADATA)
 _WRITTEN = "/jax/checkpoint/write/durations_sec"
@@ -159,10 +168,13 @@ def save_checkpoint(
         save = decide() if meeting is None else meeting.begin(content.layout_hash, decide)
 
         def write() -> None:
+            if as_msgpack:
+                monitoring.record_event("/jax/flax/checkpoint/save_main_ckpt_task")
             with nullcontext() if meeting is None else meeting.ending():
                 content.write(directory.storage, name, save)
                 if meeting is None or meeting.rank == 0:
                     directory.clean(name, there, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
+            since_last_save(began_s)
 
         if async_manager is None or turn.is_nested:  # beside the save that it interrupted it would be out of order
             write()

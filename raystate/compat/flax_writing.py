@@ -52,7 +52,7 @@ def prepare(target: Any, *, as_msgpack: bool, copy: bool, meeting: Meeting | Non
         raise TargetError("target: a single array or number of several processes: put it into a dict", field="target")
     if as_msgpack or (single and target is not None):
         return Msgpack(serialization.msgpack_serialize(_native(serialization.to_state_dict(target)), in_place=True))
-    if not jax.tree_util.tree_leaves(target):
+    if not jax.tree_util.tree_leaves(target, is_leaf=lambda value: value is None) or target is None:
         raise TargetError(f"target: {target!r} has no array and no number: there is nothing to save", field="target")
     try:
         trees = {_ITEM: target}

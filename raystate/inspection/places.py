@@ -82,7 +82,8 @@ class Checkpoints:
         if self.single is not None:
             return ""
         what = "a file, and none that flax wrote" if path.is_file() else "neither a directory nor the file of a checkpoint"
-        return f"is {what}; expected the directory of a run, of a step or of one checkpoint"
+        way = "`raystate import` makes a run of .safetensors and .npz files"
+        return f"is {what}; expected the directory of a run, of a step or of one checkpoint; {way}"
 
     @property
     def single(self) -> SingleCheckpoint | LegacyCheckpoint | None:

@@ -25,13 +25,14 @@ from raystate.manager.restoring import Restoring, Wanted
 from raystate.manager.session import Session
 from raystate.manager.sourcing import Select, Source, check_source, restore_from_source
 from raystate.manager.staging import SaveArguments
+from raystate.other_names import KnowsOthers
 from raystate.reader import StepMetadata
 from raystate.restored import ReadOptions, Restored
 from raystate.runtime.link import Link
 from raystate.storage import open_storage
 
 
-class StateManager:
+class StateManager(KnowsOthers):
     """Owns the training state's way from the devices to host memory and storage, and back.
 
     Collective, in the same order on all processes: construction, `restore*`, `close`. All else is local.
@@ -166,12 +167,10 @@ class StateManager:
             init_fn: makes the state; traced, and only run when there is nothing to restore, or when only that tells where its arrays lie.
             shardings: a pytree (or prefix) of shardings, a callable (abstract state) -> pytree, or None: where init_fn itself puts it.
             items: iterators are set in place; trees are references.
-            source: the start, at step 0, of a run without a step. Another run (its newest step),
-                (run, step), or the folder of one step or checkpoint. Or a function that gives one
-                of these (or None); or {key of a state that is a dict: one of these}.
-            source_select: picks the part that `source` has; the rest is initialized. A function of
-                the abstract state gives that part as it lies in the source. Or a regular expression
-                for paths joined by "/" ("params" takes all below it).
+            source: the start, at step 0, of a run without a step. Another run (its newest step), (run, step), or the folder of one
+                step or checkpoint. Or a function that gives one of these (or None); or {key of a state that is a dict: one of these}.
+            source_select: picks the part that `source` has; the rest is initialized. A function of the abstract state gives that part
+                as it lies in the source. Or a regular expression for paths joined by "/" ("params" takes all below it).
             partial: paths that the checkpoint, or the source, lacks are initialized.
             transforms: as of `restore`, for the source, and for a step of this run that hasn't the state's form as it is.
 

@@ -18,6 +18,7 @@ from raystate.inspection import Checkpoints, StepMetadata, look
 from raystate.orbax.item_kinds import STATE_ITEMS
 from raystate.orbax.said import is_comparable
 from raystate.orbax.step_reader import StepReader
+from raystate.other_names import KnowsOthers
 from raystate.restored import STATE, ReadOptions, Restored, StepContent, content_from_storage
 from raystate.storage import StorageUrl
 from raystate.waits import LOOK_EVERY_S, STARTS_S
@@ -28,7 +29,7 @@ T = TypeVar("T")
 logger = logging.getLogger("raystate")
 
 
-class Reader:
+class Reader(KnowsOthers):
     """Steps of a run, of a directory that Orbax alone wrote, or one checkpoint.
 
     Args:
@@ -220,7 +221,7 @@ class Reader:
 
         def read(chosen: int, reader: StepReader) -> T:
             try:
-                return place(content_from_storage(reader, chosen))
+                return place(content_from_storage(reader, chosen, alone=self._checkpoints.single is not None))
             finally:
                 self.bytes_read += reader.bytes_read
 
