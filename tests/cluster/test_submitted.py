@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 import raystate
 from tests.patience import PATIENCE_S
 from tests.processes import REPO
 
-LINE = next(line for line in (REPO / "docs" / "start.md").read_text().splitlines() if line.startswith("ray job submit"))
+
+def documented(page: str) -> str:
+    """The lines of the page's block that submits."""
+    blocks = (REPO / "docs" / page).read_text().split("```")
+    return next(block for block in blocks if "\nray job submit" in block).strip()
+
 
 # Two workers of a submitted job are in the demo of `.ci/run`.
 SMALL = (
@@ -33,18 +41,24 @@ with cluster.local_cluster() as address:
 """
 
 
-def test_the_documented_line_resumes_from_any_folder_after_an_edit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("token", [False, True], ids=["no token", "a token"])
+def test_the_documented_line_resumes_from_any_folder_after_an_edit(tmp_path: Path, token: bool) -> None:
+    """Also in a home where a script has started a Ray before: Ray 2.60 leaves a token there, and each cluster asks for it then."""
     checkout, elsewhere, home = (tmp_path / name for name in ("checkout", "elsewhere", "home"))
     for folder in ("configs", "jobs", "raystate"):
         shutil.copytree(REPO / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__"))
     events = tmp_path / "events.jsonl"
     elsewhere.mkdir()
     home.mkdir()
+    if token:
+        (home / ".ray").mkdir()
+        (home / ".ray" / "auth_token").write_text(secrets.token_hex(32))
     environment = {
         **os.environ,
         "HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+    del environment["RAY_AUTH_MODE"]
     # Ray tells a job's driver the address that it finds in this folder. In the common one a cluster of another test, which begins or
     # ends at this moment, has left its own, or none. A socket's path has room for few letters.
     ray_files = tempfile.mkdtemp(prefix="rs-")
@@ -59,7 +73,7 @@ def test_the_documented_line_resumes_from_any_folder_after_an_edit(tmp_path: Pat
         def submit(*settings: str) -> subprocess.CompletedProcess[str]:
             given = " ".join(f"--set {one}" for one in (*SMALL, f"train.events={events}", *settings))
             return subprocess.run(
-                f"{LINE} {given}", shell=True, cwd=checkout, env=environment, capture_output=True, text=True,
+                f"{documented('start.md')} {given}", shell=True, cwd=checkout, env=environment, capture_output=True, text=True,
                 timeout=PATIENCE_S, check=False,
             )  # fmt: skip
 
@@ -78,3 +92,8 @@ def test_the_documented_line_resumes_from_any_folder_after_an_edit(tmp_path: Pat
     assert raystate.Reader(storage).all_steps() == [2, 3]
     trained = [json.loads(line) for line in events.read_text().splitlines()]
     assert [event["step"] for event in trained if event["rank"] == 0] == [1, 2, 3], "a step was repeated"
+
+
+def test_each_page_that_submits_has_the_mode_of_the_home() -> None:
+    mode = documented("start.md").splitlines()[0]
+    assert documented("tutorial.md").splitlines()[0] == mode

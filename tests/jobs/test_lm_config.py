@@ -18,11 +18,10 @@ def _write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["lm_cpu.yaml", "lm_large_state.yaml"])
-def test_shipped_configs_are_valid(name: str) -> None:
-    config = load(CONFIGS / name)
+def test_the_shipped_config_is_valid() -> None:
+    config = load(CONFIGS / "lm_cpu.yaml")
     assert config.ray.num_workers == 2
-    assert config.state["run"] == name.removesuffix(".yaml")
+    assert config.state["run"] == "lm_cpu"
 
 
 @pytest.mark.parametrize(
