@@ -1,13 +1,14 @@
-"""Where a trainer's compiled programs are kept: on its node, in Ray's session folder, which outlives the trainers."""
+"""Where a trainer's compiled programs are kept: on its node, in a folder that outlives the trainers."""
 
 from __future__ import annotations
 
 import logging
+import tempfile
 from pathlib import Path
 
 import ray
 
-from raystate.compilation import ProgramStore, keep_programs, node_folder
+from raystate.compilation import ProgramStore, keep_programs, node_folder, why_not
 from raystate.config import StateConfig
 
 logger = logging.getLogger("raystate")
@@ -20,10 +21,10 @@ def keep_compiled(config: StateConfig) -> None:
     """
     if config.compilation_cache_bytes == 0:
         return
-    context = ray.get_runtime_context()
-    folder = node_folder(Path(context.get_temp_dir()) / context.get_session_name())
-    if folder is None:
-        return
-    reason = keep_programs(ProgramStore(folder, config.compilation_cache_bytes))
+    reason = why_not()
+    if reason is None:
+        # Beside Ray's own folder, on the disk that was meant for it: in that one anybody may rename.
+        folder = node_folder(Path(ray.get_runtime_context().get_temp_dir()).parent, Path(tempfile.gettempdir()))
+        reason = keep_programs(ProgramStore(folder, config.compilation_cache_bytes)) if folder is not None else ""
     if reason:
         logger.debug("compiled programs are not kept by raystate: %s", reason)

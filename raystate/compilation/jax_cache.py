@@ -50,6 +50,19 @@ class _StoreCache:
         self._store.put(key, value)
 
 
+def why_not() -> str | None:
+    """Why no folder is needed for this process's programs; None: one is."""
+    import jax
+
+    if _kept is not None:  # JAX opens one folder in a process's life
+        return ""
+    if not jax.config.jax_enable_compilation_cache:
+        return "jax_enable_compilation_cache is off"
+    if jax.config.jax_compilation_cache_dir:
+        return f"JAX keeps them in {jax.config.jax_compilation_cache_dir}, as it was told"
+    return None
+
+
 def keep_programs(store: ProgramStore) -> str:
     """Let this process load the programs that it finds in the store, and keep there what it compiles.
 
@@ -63,12 +76,8 @@ def keep_programs(store: ProgramStore) -> str:
     global _kept
     import jax
 
-    if _kept is not None:  # JAX opens one folder in a process's life
-        return ""
-    if not jax.config.jax_enable_compilation_cache:
-        return "jax_enable_compilation_cache is off"
-    if jax.config.jax_compilation_cache_dir:
-        return f"JAX keeps them in {jax.config.jax_compilation_cache_dir}, as it was told"
+    if (reason := why_not()) is not None:
+        return reason
     if not _replace():
         logger.warning(
             "raystate does not know the compilation cache of JAX %s (it was tested with %s): only rank 0 keeps its compiled programs, "

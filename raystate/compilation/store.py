@@ -15,6 +15,7 @@ import secrets
 import shutil
 import stat
 import time
+import weakref
 from pathlib import Path
 
 from raystate.waits import ABANDONED_S
@@ -28,18 +29,26 @@ MIN_FREE_SHARE = 0.05  # of the disk; with less, nothing is added: Ray stops pla
 LOOK_EVERY_BYTES = 64 << 20  # added by this process between two looks at the folder's size
 LOOK_EVERY_FILES = 128
 
+_NOT_OURS = -1  # as a folder's descriptor: each call with it fails
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
 
 class ProgramStore:
     """Programs by key.
 
     Args:
-        folder: only this user's; see `node_folder`.
+        folder: only this user's; see `node_folder`. It is held, so that no other one of its name is
+            taken for it later.
         cap_bytes: the least recently used programs go when all together are larger. Checked now and then: the folder may be larger by
             `LOOK_EVERY_BYTES` for each process that writes.
     """
 
     def __init__(self, folder: Path, cap_bytes: int):
         self.folder = folder
+        self._at = _held(folder)
+        if self._at != _NOT_OURS:
+            weakref.finalize(self, os.close, self._at)
         self._cap_bytes = cap_bytes
         self._files_left = self._bytes_left = 0  # until the next look
         self._given: set[str] = set()  # keys of programs that this process was given
@@ -47,41 +56,40 @@ class ProgramStore:
 
     def get(self, key: str) -> bytes | None:
         """The program; None if there is none, or a damaged one, which is removed."""
-        path = self._path(key)
+        name = _name(key)
         try:
-            held = path.read_bytes()
+            with open(os.open(name, _READ, dir_fd=self._at), "rb") as file:
+                held = file.read() if _is_ours(os.fstat(file.fileno()), stat.S_IFREG) else b""
         except OSError:
             return None
         head = len(FORMAT) + DIGEST_BYTES
         value = held[head:]
         if held[:head] != FORMAT + _digest(key, value):
             logger.warning("a compiled program in %s is damaged: it is removed, and compiled again", self.folder)
-            with contextlib.suppress(OSError):
-                path.unlink()
+            self._remove(name)
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # the order in which programs go
+            os.utime(name, dir_fd=self._at)  # the order in which programs go
         self._given.add(key)
         return value
 
     def put(self, key: str, value: bytes) -> bool:
         """Keep it; whether it is there now. One that this process was given before can't have been of use: it is replaced."""
-        path = self._path(key)
-        if os.path.exists(path) and key not in self._given:  # Path.exists raises some errors
+        name = _name(key)
+        if key not in self._given and self._has(name):
             return True
         self._given.discard(key)
-        temporary = self.folder / f".{secrets.token_hex(8)}"
+        temporary = f".{secrets.token_hex(8)}"
         try:
-            disk = shutil.disk_usage(self.folder)
+            disk = shutil.disk_usage(self._at)
             if disk.free - len(value) < MIN_FREE_SHARE * disk.total:
                 return self._not_kept("the disk is nearly full")
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            with open(os.open(temporary, _CREATE, 0o600, dir_fd=self._at), "wb") as file:
                 file.write(FORMAT + _digest(key, value))
                 file.write(value)
-            os.replace(temporary, path)
+            os.replace(temporary, name, src_dir_fd=self._at, dst_dir_fd=self._at)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            self._remove(temporary)
             return self._not_kept(error.strerror or str(error))
         self._files_left -= 1
         self._bytes_left -= len(value)
@@ -92,28 +100,38 @@ class ProgramStore:
 
     def trim(self) -> None:
         """Remove what is too much, and what a killed process had half written. Other processes may do the same at once."""
-        found: list[tuple[float, int, Path]] = []
-        # XLA keeps files of its own below it, on GPUs. Files that go meanwhile are passed over:
-        # rglob would raise.
-        for folder, _, names in os.walk(self.folder):
-            for path in (Path(folder, name) for name in names):
+        if self._at == _NOT_OURS:
+            return
+        found: list[tuple[float, int, str]] = []
+        # XLA keeps files of its own below it, on GPUs. Files and folders that go meanwhile are passed over.
+        for folder, _, names, descriptor in os.fwalk(".", dir_fd=self._at):
+            for name in names:
                 with contextlib.suppress(OSError):
-                    facts = path.lstat()
-                    if path.name.startswith(".") and facts.st_mtime < time.time() - ABANDONED_S:
-                        path.unlink()
+                    facts = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                    if name.startswith(".") and facts.st_mtime < time.time() - ABANDONED_S:
+                        os.unlink(name, dir_fd=descriptor)
                         continue
-                    found.append((facts.st_mtime, facts.st_size, path))
+                    found.append((facts.st_mtime, facts.st_size, os.path.join(folder, name)))
         excess = sum(size for _, size, _ in found) - self._cap_bytes
-        for _, size, path in sorted(found):
+        for _, size, name in sorted(found):
             if excess <= 0:
                 return
-            with contextlib.suppress(OSError):
-                path.unlink()
+            if self._remove(name):
                 excess -= size
 
-    def _path(self, key: str) -> Path:
-        # The key's first part is the name of the user's function, which may be longer than a file's name can be.
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{SUFFIX}"
+    def _has(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self._at, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def _remove(self, name: str) -> bool:
+        try:
+            os.unlink(name, dir_fd=self._at)
+        except OSError:
+            return False
+        return True
 
     def _not_kept(self, reason: str) -> bool:
         if not self._told:
@@ -128,26 +146,67 @@ def _digest(key: str, value: bytes) -> bytes:
     return digest.digest()
 
 
-def node_folder(parent: Path) -> Path | None:
+def _name(key: str) -> str:
+    # The key's first part is the name of the user's function, which may be longer than a file's name can be.
+    return f"{hashlib.sha256(key.encode()).hexdigest()}{SUFFIX}"
+
+
+def node_folder(*parents: Path) -> Path | None:
     """This user's folder of compiled programs on this node, made if it is not there.
 
-    A process that can write there can run code in the trainers: None if it isn't this user's alone,
-    or can't be made.
+    A process that can write there, or put another folder in its place, can run code in the
+    trainers: None if no parent rules that out, or it isn't this user's alone, or can't be made.
 
     Args:
-        parent: a folder of this node that outlives the trainers. Nodes that share it get folders of their own if their CPUs differ.
+        parents: folders of this node that outlive the trainers; the first is taken in which only
+            this user can move or remove a folder of this user's. Nodes that share it get folders of
+            their own if their CPUs differ.
     """
-    path = parent / f"raystate-programs-{os.getuid()}-{_cpu()}"
+    safe = [real for parent in parents if os.access(real := parent.resolve(), os.W_OK) and _stays_ours(real)]
+    if not safe:
+        shown = " and ".join(map(str, parents))
+        logger.warning("compiled programs are not kept: other users could put theirs in the place of a folder in %s", shown)
+        return None
+    path = safe[0] / f"raystate-programs-{os.getuid()}-{_cpu()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         facts = path.lstat()
     except OSError as error:
         logger.warning("compiled programs are not kept: %s: %s", path, error.strerror)
         return None
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+    if not _is_ours(facts, stat.S_IFDIR) or facts.st_mode & 0o077:
         logger.warning("compiled programs are not kept: %s is not a directory of this user's alone", path)
         return None
     return path
+
+
+def _stays_ours(folder: Path) -> bool:
+    """Whether a name of this user's in the folder stays what it is: nobody else may rename there, or in a folder above.
+
+    Ray's own folders are open to all, without the sticky bit that /tmp has.
+    """
+    for above in (folder, *folder.parents):
+        facts = above.stat()
+        if facts.st_uid not in (0, os.getuid()) or (facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX):
+            return False
+    return True
+
+
+def _is_ours(facts: os.stat_result, kind: int) -> bool:
+    """Whether it is of that kind, and nobody else can have written to it."""
+    return stat.S_IFMT(facts.st_mode) == kind and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+
+
+def _held(folder: Path) -> int:
+    """A descriptor of the folder; `_NOT_OURS`: others can write there, or it isn't there. Then no file is found in it."""
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return _NOT_OURS
+    if _is_ours(os.fstat(held), stat.S_IFDIR):
+        return held
+    os.close(held)
+    return _NOT_OURS
 
 
 def _cpu() -> str:

@@ -1,4 +1,5 @@
-"""The record of a Coordinator: each event and the commands that it led to, as JSON lines in a folder of its node.
+"""The record of a Coordinator: each event and the commands that it led to, as JSON lines in a folder of its node, which its user alone
+can enter.
 
 The files are small, compressed once they are full, and the oldest go first. Nothing depends on
 them: an event that can't be written is left out.
@@ -6,9 +7,11 @@ them: an event that can't be written is left out.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import logging
+import os
 import queue
 import threading
 import time
@@ -18,6 +21,7 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
+from raystate.arena.files import create_file, is_private_dir
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Command, Event, Settings
@@ -149,13 +153,17 @@ class Recorder:
         return self._folder / f"{self._attempt:06d}-{self._part:06d}.jsonl"
 
     def _open(self) -> None:
-        self._file = self._path.open("wb")
+        self._file = _created(self._path)
         self._file.write(self._header)
         self._file.flush()
 
     def _forget_later_attempts(self) -> None:
         """They belong to a run that somebody has deleted: attempts are counted up."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self._folder.mkdir(mode=0o700)
+        if not is_private_dir(self._folder):  # anybody may make folders among Ray's logs
+            raise RaystateError("it is not a folder that only this user can enter: remove it, or set another record_dir")
         for path in _parts(self._folder):
             if _attempt_of(path) >= self._attempt:
                 path.unlink(missing_ok=True)
@@ -174,9 +182,16 @@ class Recorder:
 def _compress(path: Path) -> None:
     packed = path.with_name(f"{path.name}.gz")
     temporary = path.with_name(f"{path.name}.part")
-    temporary.write_bytes(gzip.compress(path.read_bytes(), compresslevel=6))
+    with _created(temporary) as file:
+        file.write(gzip.compress(path.read_bytes(), compresslevel=6))
     temporary.rename(packed)
     path.unlink()
+
+
+def _created(path: Path) -> BufferedWriter:
+    """A file of that name, whatever has had it, that only this user can read."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(create_file(path), "wb")
 
 
 def _parts(folder: Path) -> list[Path]:

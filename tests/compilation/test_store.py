@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,16 +111,16 @@ def test_what_a_killed_writer_left_goes(tmp_path: Path):
 
 def test_a_folder_that_goes_while_it_is_looked_through_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """XLA's own folders on GPUs; or all of Ray's session."""
-    scandir = os.scandir
+    opened = os.open
     (tmp_path / "autotuned").mkdir()
     _store(tmp_path).put(KEY, bytes(1000))
 
-    def listed(path: str) -> Iterator[os.DirEntry[str]]:
-        if Path(path).name == "autotuned":
-            os.rmdir(path)  # by another process, since its parent was listed
-        return scandir(path)
+    def open_after(path: str, *given: Any, **named: Any) -> int:
+        if path == "autotuned":
+            os.rmdir(tmp_path / "autotuned")  # by another process, since its parent was listed
+        return opened(path, *given, **named)
 
-    monkeypatch.setattr(os, "scandir", listed)
+    monkeypatch.setattr(os, "open", open_after)
     _store(tmp_path, cap_bytes=10).trim()
     monkeypatch.undo()
     assert _files(tmp_path) == []
