@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,15 @@ from raystate.arrays.checks import check_custom, check_metrics, hold_metrics
 from raystate.arrays.items import PackedItems, pack_items
 from raystate.arrays.stage import HeldState, hold, host_arrays, views
 from raystate.arrays.tree import Described, describe
-from raystate.core.formats.errors import ConfigError, RaystateError, StorageError
+from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, RaystateError, StorageError
 from raystate.orbax.merge import build_files
 from raystate.orbax.writer import write_item
 from raystate.restored import STATE
 from raystate.storage import Storage, new_folder
 from raystate.storage.names import step_of
+from raystate.storage.placing import NewFolder
+
+logger = logging.getLogger("raystate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,8 @@ def take(
 def write_checkpoint(storage: Storage, folder: str, content: Content, *, overwrite: bool = False) -> None:
     """Write one checkpoint as the folder `folder` of `storage`. Nothing of it is left if this fails.
 
+    In a bucket it is tried twice, under two ids, as far as nothing has its place yet.
+
     Args:
         storage: of the folder above.
         folder: one component.
@@ -77,37 +83,58 @@ def write_checkpoint(storage: Storage, folder: str, content: Content, *, overwri
         StorageError: something is there, or storage failed. Errors of the computation of an array
             pass as they are.
     """
-    layout = content.described.layout
-    with new_folder(storage, folder, overwrite=overwrite) as place:
-        arrays = host_arrays(content.held)
-        metrics = {name: float(np.asarray(value)) for name, value in content.metrics.items()}
-        writer = f"{place.save}h0"
-        writers: dict[str, list[str]] = {}
+    arrays: list[np.ndarray] = []
+    for last in (storage.is_directory, True):
         try:
-            for number, tree in enumerate(layout.trees):
-                pieces = [
-                    (piece.leaf, piece.start, array)
-                    for piece, array in zip(layout.pieces, arrays, strict=True)
-                    if piece.tree == number and piece.owned
-                ]
-                if write_item(storage.kvstore(f"{place.prefix}/{tree.item}"), writer, tree, pieces):
-                    writers[tree.item] = [writer]
-            files = build_files(
-                step_of(folder) or 0,
-                place.save,
-                layout.trees,
-                content.described.values,
-                writers,
-                lambda item: storage.kvstore(f"{place.prefix}/{item}"),
-                iterators={name: {0: state} for name, state in content.items.iterators.items()},
-                own_files=content.items.files,
-                json_items=content.items.json_items,
-                metrics=metrics,
-                custom=content.custom,
-            )
-        except RaystateError:
-            raise
-        except (OSError, RuntimeError, ValueError) as error:  # from Orbax in its scratch directory
-            path = f"{storage.url}/{folder}"
-            raise StorageError(f"{path} could not be written: {error}", operation="save", path=path) from error
-        place.publish(files)
+            with new_folder(storage, folder, overwrite=overwrite) as place:
+                arrays = arrays or host_arrays(content.held)
+                try:
+                    files = _write(storage, folder, place, content, arrays)
+                except (CorruptCheckpointError, StorageError) as error:
+                    if last:
+                        raise
+                    raise _UnwrittenError from error
+                place.publish(files)
+                return
+        # An object store's lost answer or damaged download spoils what has this save's names, and no other's.
+        except _UnwrittenError as unwritten:
+            logger.info("saving %s/%s once more: %s", storage.url, folder, unwritten.__cause__)
+
+
+class _UnwrittenError(Exception):
+    """Nothing is in its place yet, and another save of the same may succeed."""
+
+
+def _write(storage: Storage, folder: str, place: NewFolder, content: Content, arrays: Sequence[np.ndarray]) -> dict[str, bytes]:
+    """Write the arrays below the place's prefix; every file with a fixed name -> its bytes."""
+    layout = content.described.layout
+    metrics = {name: float(np.asarray(value)) for name, value in content.metrics.items()}
+    writer = f"{place.save}h0"
+    writers: dict[str, list[str]] = {}
+    try:
+        for number, tree in enumerate(layout.trees):
+            pieces = [
+                (piece.leaf, piece.start, array)
+                for piece, array in zip(layout.pieces, arrays, strict=True)
+                if piece.tree == number and piece.owned
+            ]
+            if write_item(storage.kvstore(f"{place.prefix}/{tree.item}"), writer, tree, pieces):
+                writers[tree.item] = [writer]
+        return build_files(
+            step_of(folder) or 0,
+            place.save,
+            layout.trees,
+            content.described.values,
+            writers,
+            lambda item: storage.kvstore(f"{place.prefix}/{item}"),
+            iterators={name: {0: state} for name, state in content.items.iterators.items()},
+            own_files=content.items.files,
+            json_items=content.items.json_items,
+            metrics=metrics,
+            custom=content.custom,
+        )
+    except RaystateError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # from Orbax in its scratch directory
+        path = f"{storage.url}/{folder}"
+        raise StorageError(f"{path} could not be written: {error}", operation="save", path=path) from error

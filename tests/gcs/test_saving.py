@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import numpy as np
 import pytest
 from orbax.checkpoint import v1
@@ -9,6 +12,8 @@ from orbax.checkpoint import v1
 import raystate
 from raystate.storage import open_storage
 from raystate.testing.gcs import FaultRule, GcsServer
+
+TREE = {"w": np.arange(10_000.0).reshape(100, 100), "b": np.ones(3), "n": 3}  # data files, small arrays and numbers
 
 pytestmark = pytest.mark.usefixtures("environment")
 
@@ -27,3 +32,25 @@ def test_in_a_bucket(bucket: str, server: GcsServer):
             raystate.save(f"gs://{bucket}/runs/two", tree)
         server.faults([])
         assert not [info for info in open_storage(f"gs://{bucket}/runs").list() if info.name.startswith("two")]
+
+
+@pytest.mark.parametrize("mode", ["corrupt", "reset_after_commit"])
+@pytest.mark.parametrize("overwrite", [False, pytest.param(True, marks=pytest.mark.more)])
+def test_one_fault_of_any_request_costs_no_save(bucket: str, server: GcsServer, mode: str, overwrite: bool):
+    """A lost answer of a writer's manifest, and a damaged download of the merge, ended it."""
+    for number in itertools.count():
+        path = f"gs://{bucket}/{number}/one"
+        if overwrite:
+            raystate.save(path, {"w": np.zeros(3)})
+        server.faults([FaultRule(mode=mode, skip=number, times=1)])
+        raystate.save(path, TREE, items={"notes": {"a": 1}}, metrics={"loss": 0.5}, overwrite=overwrite)
+        hits = server.hits()
+        server.faults([])
+        assert (raystate.load(path)["w"] == TREE["w"]).all()
+        saves = {
+            save for info in open_storage(f"gs://{bucket}/{number}").list() for save in re.findall(r"s[0-9a-f]{16}", info.name)
+        }
+        assert len(saves) == 1, "a spoiled one leaves nothing"
+        if hits == [0]:
+            break
+    assert number > 10
