@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Generator
 from concurrent.futures import Future
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -47,7 +46,7 @@ def why_not_joined(error: Exception, without_address: str) -> str:
     joins = address and address != "local"  # which has Ray start one
     what = f"the Ray of RAY_ADDRESS={address!r} could not be joined" if joins else without_address
     more = f"{load().capitalize()}; `ray start --head` and `ray status` in a shell say more"
-    if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
+    if "RAY_AUTH_MODE" not in os.environ and os.path.exists(os.path.expanduser("~/.ray/auth_token")):
         more = "if its lines above name a token, set RAY_AUTH_MODE=token: the cluster was started on a machine that has one"
     return f"{what}: {why}. {more}"
 
