@@ -121,8 +121,7 @@ class CoordinatorActor:
             hosts=self._hosts,
             known_hosts=known_hosts,
             writer=f"{identity}.{secrets.token_hex(4)}",
-            # Its name is unique in its cluster: an actor that had it before is dead.
-            is_dead=lambda writer: writer.startswith(f"{identity}."),
+            is_dead=functools.partial(self._is_dead, identity),
             on_end=self._on_end,
             on_crash=_crash,
             known_attempt=before or 0,
@@ -135,6 +134,17 @@ class CoordinatorActor:
         self._service = service
         DrainWatch(service.post, lambda: service.ended).start()
         return None
+
+    def _is_dead(self, identity: str, writer: str) -> bool:
+        """Whether it is known of the writer of an entry. This actor's name is unique in its cluster: who had it before is dead."""
+        cluster, before = [*writer.split("."), ""][:2]
+        if identity.startswith(f"{cluster}.") and before != self._run_hash and find_actor(coordinator_name(before)) is not None:
+            logger.warning(
+                "run %r is in %s now, and was at another path when it last trained on this cluster: the newest snapshots in memory stay "
+                "with that path, and it goes on from its newest durable step. Stop a run before its folder is moved or linked",
+                self._config.run, self._config.storage,
+            )  # fmt: skip
+        return writer.startswith(f"{identity}.")
 
     def _end_unless_started(self) -> None:
         time.sleep(COORDINATOR_STARTS_S)
