@@ -335,6 +335,7 @@ class CoordinatorLoop:
         self._workers.shutdown()
         self.ledger.close()  # before what may take long: a releaser that waits too long kills this
         self._storing.end(may_be_older=bool(self._known_hosts))
+        self._take_back()
         self._end(reason)
 
     def _end(self, reason: str) -> None:
@@ -361,9 +362,13 @@ class CoordinatorLoop:
         self._asks.fail_all(failure)
         # Made for the refused trainers; others may hold steps that the next attempt needs.
         self._hosts.close_empty()
+        self._take_back()
+        self._end(failure.message)
+
+    def _take_back(self) -> None:
+        """What has only looked at a folder, such as one of stock Orbax's steps, leaves nothing there."""
         if self.claimed is not None:
             self._storing.take_back(self.claimed)
-        self._end(failure.message)
 
     def give_up(self, reason: str) -> None:
         """End, the hosts with what they hold, and each trainer at its next save. For other threads."""

@@ -162,15 +162,16 @@ class Storing:
         return self._log.claim(entry_after), tuple(dead)
 
     def take_back(self, claim: Claim) -> None:
-        """Remove what the claim has made, if the run began with it: it was never trained, so there
-        is no run."""
+        """Remove what the claim has made, if the run began with it and has written nothing since: then there is no run."""
         self._workers.shutdown()
+        if claim.seq != FIRST:
+            return
         try:
             tail = self._log.tail()
-            if tail is not None and tail.seq == claim.seq == FIRST and tail.writer == claim.writer:
+            if tail is not None and tail.seq == FIRST and tail.writer == claim.writer:
                 self._storage.delete_tree(STATE)
         except (StorageError, CorruptCheckpointError) as error:
-            logger.warning("what a refused run has begun stays: %s", error)
+            logger.warning("what a run without a step has begun stays: %s", error)
 
     def why_log_is_gone(self) -> str:
         """Why the log is not where this attempt has written it; "": it is, or storage doesn't say."""
