@@ -20,7 +20,7 @@ from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayError
 
 from raystate.actors.draining import DrainWatch
 from raystate.actors.hosts import RayHosts
-from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
+from raystate.actors.kept import Kept, Tenant, cluster_token, is_dead, take_storage
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
 from raystate.actors.own_ray import at_own_priority
 from raystate.actors.places import Places
@@ -121,7 +121,7 @@ class CoordinatorActor:
             hosts=self._hosts,
             known_hosts=known_hosts,
             writer=f"{identity}.{secrets.token_hex(4)}",
-            is_dead=functools.partial(self._is_dead, identity),
+            is_dead=functools.partial(is_dead, identity, self._config),
             on_end=self._on_end,
             on_crash=_crash,
             known_attempt=before or 0,
@@ -134,17 +134,6 @@ class CoordinatorActor:
         self._service = service
         DrainWatch(service.post, lambda: service.ended).start()
         return None
-
-    def _is_dead(self, identity: str, writer: str) -> bool:
-        """Whether it is known of the writer of an entry. This actor's name is unique in its cluster: who had it before is dead."""
-        cluster, before = [*writer.split("."), ""][:2]
-        if identity.startswith(f"{cluster}.") and before != self._run_hash and find_actor(coordinator_name(before)) is not None:
-            logger.warning(
-                "run %r is in %s now, and was at another path when it last trained on this cluster: the newest snapshots in memory stay "
-                "with that path, and it goes on from its newest durable step. Stop a run before its folder is moved or linked",
-                self._config.run, self._config.storage,
-            )  # fmt: skip
-        return writer.startswith(f"{identity}.")
 
     def _end_unless_started(self) -> None:
         time.sleep(COORDINATOR_STARTS_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import pickle
 import secrets
 from collections.abc import Callable
@@ -11,9 +12,12 @@ from typing import Any
 
 from ray import cloudpickle
 
+from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.rays import internal_kv
 from raystate.config import StateConfig
 from raystate.core.formats.errors import ConfigError
+
+logger = logging.getLogger("raystate")
 
 
 def check_travels(config: StateConfig) -> StateConfig:
@@ -56,6 +60,25 @@ def cluster_token() -> str:
     kept = Kept("raystate:cluster")
     kept.put(secrets.token_hex(6), overwrite=False)
     return str(kept.get())
+
+
+def is_dead(identity: str, config: StateConfig, writer: str) -> bool:
+    """Whether it is known of the writer of the run's newest entry. An actor's name is unique in its cluster: who had it before is dead.
+
+    Says it if the run lives under another name in this cluster, whose memory is out of reach then.
+
+    Args:
+        identity: of the Coordinator that asks: its cluster's token and its run's hash, with a "." between them.
+    """
+    cluster, mine = identity.split(".")
+    before = [*writer.split("."), ""][1]
+    if writer.startswith(f"{cluster}.") and before != mine and find_actor(coordinator_name(before)) is not None:
+        logger.warning(
+            "run %r is in %s now, and was at another path when it last trained on this cluster: the newest snapshots in memory stay "
+            "with that path, and it goes on from its newest durable step. Stop a run before its folder is moved or linked",
+            config.run, config.storage,
+        )  # fmt: skip
+    return writer.startswith(f"{identity}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import re
+import secrets
 import socket
 import threading
 import time
@@ -168,6 +169,18 @@ def at_own_priority() -> dict[str, Any]:
     return {"runtime_env": {"env_vars": {NICENESS: str(max(0, os.getpriority(os.PRIO_PROCESS, 0)))}}}
 
 
+def _init(address: str | None) -> None:
+    try:
+        ray.init(address, include_dashboard=False, logging_level=logging.WARNING)
+    except (RuntimeError, OSError):
+        if os.environ.get("RAY_ADDRESS", "local") != "local" or os.access(os.path.expanduser("~"), os.W_OK):
+            raise
+        # Ray was to start, and keeps the token for it in the user's home, which a container's user may not have.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        authentication.AuthenticationTokenLoader.instance().reset_cache()  # pyright: ignore[reportPrivateImportUsage]
+        ray.init(address, include_dashboard=False, logging_level=logging.WARNING)
+
+
 def start_ray() -> None:
     """`ray.init()`, which joins the cluster that `RAY_ADDRESS` names, or one of this user that runs on this machine. Says which one,
     or what it means that it had to start one.
@@ -192,7 +205,7 @@ def start_ray() -> None:
         with told_if_slow(f"waits for {what}; {load()}"):
             try:
                 check_address()
-                ray.init("local" if stranger else None, include_dashboard=False, logging_level=logging.WARNING)
+                _init("local" if stranger else None)
             except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
                 raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None
             finally:
