@@ -38,7 +38,7 @@ TREE = {"w": np.ones(3)}
 # Names that are not there yet when the link is made.
 TO_COME = (
     *(ASIDE, BASES, DEAD, TRASH, WORK, f"{STATE}/events"),
-    *(f"{TRASH}/{RETIRED}.a1k2.00000000", f"{WORK}/{NEXT}.a2k{NEXT}", f"{WORK}/{NEXT}.a1k{NEXT}", str(NEXT), "one"),
+    *(f"{TRASH}/{RETIRED}.a1k2.00000000", f"{WORK}/{NEXT}.a2k{NEXT}", f"{WORK}/{NEXT}.a1k{NEXT}", str(NEXT)),
     *(f"{STATE}/{name}" for name in ("notes", ".raystate-tmp-0000000000000000", "selftest.00000000")),
 )  # fmt: skip
 
