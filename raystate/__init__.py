@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import logging
-import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
+from raystate import log_lines
 from raystate.core.formats.errors import (
     BarrierTimeoutError,
     CapacityError,
@@ -95,23 +94,7 @@ _LAZY = {
 }
 
 
-class _LastResort(logging.StreamHandler[TextIO]):
-    """Warnings of a program that has not set logging up. Python's own last resort doesn't say whose they are."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers and logging.getLogger(__name__).handlers == [self]:
-            self.stream = sys.stderr
-            super().emit(record)
-
-
-def _say_whose_warnings() -> None:
-    handler = _LastResort()
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter(f"{__name__}: %(message)s"))
-    logging.getLogger(__name__).addHandler(handler)
-
-
-_say_whose_warnings()
+log_lines.set_up()
 
 
 def __getattr__(name: str) -> Any:

@@ -24,6 +24,7 @@ from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.messages import Settings
 from raystate.core.formats.tree import CHUNK_BYTES, WriteOptions
 from raystate.orbax.save_policies import save_rules
+from raystate.public_calls import public
 from raystate.rehearsing import redirected
 from raystate.storage.url import canonical_url, refuse_passing
 from raystate.waits import AUTOMATIC_SAVE_EVERY_S
@@ -179,6 +180,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     if not TYPE_CHECKING:  # type checkers keep the signature that pydantic derives from the fields
 
+        @public
         def __init__(self, *unnamed: object, **values: Any):
             if unnamed:
                 raise by_name(unnamed[0])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from raystate.core.formats.errors import ConfigError, ItemTopologyError, RaystateError, ReferenceMismatchError
+from raystate.public_calls import public_class
 
 logger = logging.getLogger("raystate")
 
@@ -14,6 +15,7 @@ T = TypeVar("T")
 _ANEW = "it has to make a new one each time, from the beginning (lambda: iter(dataset))"
 
 
+@public_class
 class Counted(Generic[T]):
     """An iterator item for data that can't say where it is: Ray Data, tf.data, generators. It counts what it gives out; after a restore
     it makes a new iterator and skips that many.

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import os
 import secrets
 import shutil
@@ -44,6 +45,10 @@ _ENVIRONMENT = {
 }
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+
+# Tests read what raystate logs where pytest collects it; tests/config/test_log_lines.py has raystate's own lines.
+logging.getLogger("raystate").handlers.clear()
+logging.getLogger("raystate").propagate = True
 
 _SHM = Path("/dev/shm")
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayError
 
+from raystate import log_lines
 from raystate.actors.draining import DrainWatch
 from raystate.actors.hosts import RayHosts
 from raystate.actors.kept import Kept, Tenant, cluster_token, is_dead, take_storage
@@ -26,7 +27,7 @@ from raystate.actors.own_ray import at_own_priority
 from raystate.actors.places import Places
 from raystate.actors.reporting import RunReport, answers_within_s, record_folder
 from raystate.actors.restarted import begin, is_restarted
-from raystate.actors.shown import log_to_stderr, show_to
+from raystate.actors.shown import show_to
 from raystate.config import StateConfig
 from raystate.core.coordinator.status import status_of
 from raystate.core.coordinator.tenancy import Occupancy, Owner, Presence, admit, in_use, occupancy, presence_of
@@ -63,7 +64,7 @@ class CoordinatorActor:
         for name in [name for name in os.environ if name.startswith("TPU_")]:
             del os.environ[name]
 
-        log_to_stderr()
+        log_lines.begin(config.run)
         self._config = config
         self._run_hash = run_hash
         self._kept_owner = Kept(f"raystate:owner:{run_hash}")
@@ -90,12 +91,12 @@ class CoordinatorActor:
         # A killed Coordinator comes back with the arguments of its first start: the run may have changed hands since.
         if self._restarted and (kept := self._kept_owner.get()) is not None:
             self._owner, ahead = kept, ()  # what has been kept says which of these still wait
-        show_to(self._owner.job_id)
+        show_to(self._owner.job_id, self._owner.log_level)
         self._hosts = RayHosts(self._config, self._run_hash, lambda: self._owner.job_id, ahead)
         self._start()
 
     def _start_failed(self, error: BaseException, pause_s: float) -> None:
-        logger.warning("run %r: its Coordinator can't start again yet (%r); another try in %g s", self._config.run, error, pause_s)
+        logger.warning("the Coordinator can't start again yet (%r); another try in %g s", error, pause_s)
 
     def _start(self) -> Tenant | None:
         """Take the storage and begin; or, if another run of this cluster has it, that one."""
@@ -115,7 +116,7 @@ class CoordinatorActor:
         # Without hosts it may be of an ended use of the run.
         before = self._kept_attempt.get() if self._restarted or known_hosts else None
         service = CoordinatorLoop(
-            settings=self._config.core_settings(),
+            settings=dataclasses.replace(self._config.core_settings(), launched=self._owner.launched),
             keep=orbax_keep(self._config),
             storage=open_storage(self._config.storage),
             hosts=self._hosts,
@@ -171,7 +172,7 @@ class CoordinatorActor:
         if self._owner is not before or self._given_up:
             return self._again(f"another process was faster to get run {self._config.run!r}")
         if owner.job_id != self._owner.job_id:
-            show_to(owner.job_id)
+            show_to(owner.job_id, owner.log_level)
         if owner.identity != self._owner.identity or owner.rank == 0:
             self._owner = owner
             self._kept_owner.put(owner)

@@ -43,6 +43,7 @@ def this_owner(launch: str) -> Owner:
         pid=os.getpid(),
         rank=0 if launched is None else launched.rank,
         launched=launched is not None,
+        log_level=logger.level,
     )
 
 

@@ -17,11 +17,12 @@ from ray.actor import exit_actor
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raystate import log_lines
 from raystate.actors.calling import answer_of
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
 from raystate.actors.own_ray import at_own_priority
 from raystate.actors.restarted import begin, is_restarted
-from raystate.actors.shown import log_to_stderr, show_to
+from raystate.actors.shown import show_to
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Event, HostId, HostOrder, StopAsked, Write
 from raystate.runtime.link import Unreachable
@@ -59,7 +60,7 @@ class HostActor:
         domain_labels: tuple[str, ...] = (),
         metadata_url: str | None = None,
     ):
-        log_to_stderr()
+        log_lines.begin(run)
         self._run = run
         self._run_hash = run_hash
         self._storage_url = storage_url
@@ -227,8 +228,8 @@ class HostActor:
     def protocol(self) -> int:
         return PROTOCOL
 
-    def show_to(self, job_id: str) -> None:
-        show_to(job_id)
+    def show_to(self, job_id: str, level: int) -> None:
+        show_to(job_id, level)
 
     def parameters(self) -> tuple[str | int, str | None, tuple[str, ...], str | None]:
         """What it was made with: (host_memory, arena_dir, domain_labels, metadata_url)."""

@@ -138,7 +138,7 @@ class RayHosts:
                 return
             # Each time: the one that was there may have been ended, or have failed to start.
             handle = self._handles[host] = create_host(self._config, self._run_hash, host)
-        handle.show_to.remote(self._job())
+        handle.show_to.remote(self._job(), logger.level)
 
         def check(future: Future[Any]) -> None:
             error = future.exception()

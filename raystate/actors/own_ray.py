@@ -205,16 +205,16 @@ def start_ray() -> None:
         with told_if_slow(f"waits for {what}; {load()}"):
             try:
                 check_address()
-                _init("local" if stranger else None)
+                with _hushed(authentication):
+                    _init("local" if stranger else None)
             except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
                 raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None
             finally:
                 random.setstate(drawn)  # Ray has drawn its ports
-    # Warnings, because nothing less is shown unless the script has set logging up; Ray's own line about it is off.
-    if _has_joined():
-        logger.warning("joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
+    if _has_joined():  # Ray's own line about it is off
+        logger.info("joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
     else:
-        logger.warning(
+        logger.info(
             "this Ray was started by this process and ends with it: after a crash of the process the run goes on from its "
             "newest durable step. Run `ray start --head` first to keep the snapshots in memory, too"
         )

@@ -71,7 +71,7 @@ def release(
         if after is not None:
             after.add_note(lost)
         else:
-            logger.warning("run %r: %s", config.run, lost)
+            logger.warning("%s", lost, extra={"run": config.run})
     return reply
 
 
@@ -163,7 +163,7 @@ def free_storage(url: str, run: str | None, *, keep: bool) -> None:
         if keep:
             reply = release_by_hash(name, "a step is deleted", report.release_s, by_force=False)
             if reply is not None and reply.errors:
-                logger.warning("run %r: %s", report.run, although_promised(reply.errors))
+                logger.warning("%s", although_promised(reply.errors), extra={"run": report.run})
         else:
             coordinator.forget.remote("the run is deleted")
             _wait_or_kill(name, ENDS_S)

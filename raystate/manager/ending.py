@@ -72,7 +72,7 @@ class Departure:
             if session.leaver is None:
                 session.leaver, self._leaves_since_s = threading.get_ident(), session.link.clock()
         if session.is_left and not self._pipeline.wait_until(lambda: self._has_let_go, TOLD_AFTER_S):
-            logger.warning("run %r: %s", config.run, self._who_leaves())
+            logger.warning("%s", self._who_leaves(), extra={"run": config.run})
             limit_s = 2 * (config.save_timeout_s + config.barrier_timeout_s)
             if not self._pipeline.wait_until(lambda: self._has_let_go, limit_s):
                 text = f"rank {session.rank}: {self._who_leaves()}, and has not come to its end"
@@ -264,4 +264,4 @@ class Departure:
 
     def _name(self, error: BaseException, lost: str) -> None:
         error.add_note(lost)
-        logger.error("run %r: %s", self._session.config.run, lost)
+        logger.error("%s", lost, extra={"run": self._session.config.run})

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from raystate import log_lines
 from raystate.config import StateConfig
 from raystate.config_errors import check_flag
 from raystate.core.formats.errors import RaystateError
@@ -43,6 +44,7 @@ class OpenManagers:
     def add(self, config: StateConfig, manager: Closable, *, launched: bool) -> None:
         """It is open now. `launched`: somebody starts this script again, and releases the run when it is done."""
         self._by_run[run_hash(config.storage, config.run)] = manager
+        log_lines.begin(config.run)
         if launched:
             leave_unseen(None)
         else:
@@ -57,9 +59,9 @@ class OpenManagers:
         for manager in self._by_run.values():
             if manager in self._of_scripts:
                 logger.warning(
-                    "the StateManager of run %r was not closed: steps newer than the last durable one may be lost. Call close(), "
-                    "or use it in a `with` block",
-                    manager.config.run,
+                    "the StateManager was not closed: steps newer than the last durable one may be lost. Call close(), or use it in a "
+                    "`with` block",
+                    extra={"run": manager.config.run},
                 )
 
     def remove(self, config: StateConfig, manager: Closable) -> None:
@@ -67,6 +69,7 @@ class OpenManagers:
         name = run_hash(config.storage, config.run)
         if self._by_run.get(name) is manager:
             del self._by_run[name]
+            log_lines.end(config.run)
         self._of_scripts = [one for one in self._of_scripts if one is not manager]
 
     def has_another(self, config: StateConfig, manager: Closable) -> bool:
@@ -91,11 +94,11 @@ class OpenManagers:
         run = earlier.config.run
         if jax.process_count() > 1:
             raise RaystateError(f"a StateManager of run {run!r} is open in this process: close() it first (on every process)")
-        logger.info("run %r: the StateManager that this process has open is closed first", run)
+        logger.info("the StateManager that this process has open is closed first", extra={"run": run})
         try:
             earlier.close()
         except RaystateError as error:
-            logger.warning("closing the earlier StateManager of run %r: %s", run, error)
+            logger.warning("closing the earlier StateManager: %s", error, extra={"run": run})
 
 
 open_managers = OpenManagers()

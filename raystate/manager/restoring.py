@@ -155,12 +155,10 @@ class Restoring:
             self._pipeline.check.asked(wanted.reference, wanted.items, wanted.plain)
         if restored is None:
             return None
-        # One line is enough: the Coordinator says it of all ranks.
-        level = logging.INFO if session.rank == 0 else logging.DEBUG
-        logger.log(level, "rank %d has restored step %d: %s", session.rank, restored.step, _taken(restored.bytes_from))
+        logger.debug("rank %d has restored step %d: %s", session.rank, restored.step, _taken(restored.bytes_from))
         self._pipeline.check.got(restored)
         for bad_step, reason in set_aside:
-            logger.warning("step %d was set aside: %s", bad_step, reason)
+            logger.log(logging.DEBUG if session.rank else logging.WARNING, "step %d was set aside: %s", bad_step, reason)
         return dataclasses.replace(restored, tier=reply.tier or restored.tier, set_aside=set_aside)
 
     def _check_beforehand(self, wanted: Wanted) -> None:

@@ -15,6 +15,7 @@ from raystate.arrays.checks import check_asked
 from raystate.arrays.transforms import Transforms
 from raystate.core.formats.errors import ConfigError
 from raystate.inspection import StepMetadata
+from raystate.public_calls import public
 from raystate.reader.background import in_background
 from raystate.reader.steps import Reader
 from raystate.restored import STATE, ReadOptions
@@ -24,6 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@public
 def load(
     path_or_run: StorageUrl,
     reference: object = None,
@@ -69,6 +71,7 @@ def load(
     return reader.load_items(asked, step=step, options=options)
 
 
+@public
 def metadata(path_or_run: StorageUrl, step: int | None = None) -> StepMetadata:
     """What the checkpoint at a path, or a step of a run (None: the newest), holds. Raises as `Reader.metadata`."""
     return Reader(path_or_run).metadata(step)
@@ -85,6 +88,7 @@ def _takes_what(other: Callable[P, object]) -> Callable[[Callable[..., R]], Call
     return with_signature
 
 
+@public
 @_takes_what(load)
 def load_async(*arguments: Any, **options: Any) -> Future[Any]:
     """Like `load`, with the same arguments, in the background: the mesh and the default device are those of this call.

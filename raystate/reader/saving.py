@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 from raystate.arrays.monitoring import SaveEvents
 from raystate.core.formats.errors import ConfigError, RaystateError, StorageError
+from raystate.public_calls import public
 from raystate.reader.assembling import take, write_checkpoint
 from raystate.reader.background import in_background
 from raystate.reader.turns import Handed, Turn
@@ -21,6 +22,7 @@ _ARRAYS = "arrays"  # no path is called so. Its turn is held from when the array
 _inside = threading.local()  # .path: of the save_async that this thread is in
 
 
+@public
 def save(
     path: StorageUrl,
     tree: object,
@@ -70,6 +72,7 @@ def save(
     events.unblocked()
 
 
+@public
 def save_async(
     path: StorageUrl,
     tree: object,

@@ -19,6 +19,7 @@ from raystate.orbax.item_kinds import STATE_ITEMS
 from raystate.orbax.said import is_comparable
 from raystate.orbax.step_reader import StepReader
 from raystate.other_names import KnowsOthers
+from raystate.public_calls import public_class
 from raystate.restored import STATE, ReadOptions, Restored, StepContent, content_from_storage
 from raystate.storage import StorageUrl
 from raystate.waits import LOOK_EVERY_S, STARTS_S
@@ -29,6 +30,7 @@ T = TypeVar("T")
 logger = logging.getLogger("raystate")
 
 
+@public_class
 class Reader(KnowsOthers):
     """Steps of a run, of a directory that Orbax alone wrote, or one checkpoint.
 

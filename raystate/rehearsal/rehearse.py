@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from raystate.config import StateConfig, check_config
 from raystate.core.formats.errors import ConfigError
+from raystate.public_calls import public
 from raystate.rehearsal.plays import Stage, scratch_folder
 from raystate.rehearsal.verdict import PLAYS, Played, Rehearsal, Verdict
 from raystate.rehearsing import Play, play
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("raystate")
 
 
+@public
 def rehearse(
     train_fn: Callable[[], Any] | Callable[[dict[str, Any]], Any],
     config: StateConfig,

@@ -276,7 +276,7 @@ class CoordinatorLoop:
             return
         self.attempt, self._gone, self.claimed = entry.attempt, "", Claim(seq=entry.seq, writer=entry.writer)
         self._on_claim(entry.attempt)
-        logger.info("attempt %d of run %r on %s", entry.attempt, self._settings.run, self._storage.url)
+        logger.debug("attempt %d on %s", entry.attempt, self._storage.url)
         self.ledger.begin(entry.attempt)
         if self._recorder is not None:
             self._recorder.begin(entry.attempt, self._settings)

@@ -283,7 +283,7 @@ class HostLoop:
             with self._lock:
                 if not self._machine.is_connected(command.examine):
                     return  # it has left meanwhile, and its number may be another process's
-        logger.warning("ending trainer rank %d (pid %d): %s", command.rank, command.pid, command.reason)
+        logger.debug("ending trainer rank %d (pid %d): %s", command.rank, command.pid, command.reason)
         self._kill(command.pid, command.rank)
 
     def _order(self, event: HostEvent) -> None:

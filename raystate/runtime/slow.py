@@ -38,7 +38,7 @@ def _tell(text: str, after_s: float, ended: threading.Event) -> None:
     began_s = time.monotonic()
     if ended.wait(after_s):
         return
-    logger.warning("%s", text)
+    logger.log(logging.INFO if after_s else logging.WARNING, "%s", text)
     while not ended.wait(SAID_AGAIN_S):
         logger.warning("%s (for %.0f s)", text, time.monotonic() - began_s)
 

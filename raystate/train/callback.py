@@ -19,7 +19,7 @@ import ray
 from ray.train import get_context
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
-from raystate import launch_context
+from raystate import launch_context, log_lines
 from raystate.actors.draining import draining_nodes
 from raystate.actors.kept import check_travels
 from raystate.actors.release import newest_step, release
@@ -126,10 +126,11 @@ class RayTrainCallback(_Callback):
         names = (
             "_config", "_max_failures", "_global_batch", "_returns_outcome", "_wants_standby", "_launch", "_group", "_restarts",
         )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"log_level": logger.getEffectiveLevel()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        log_lines.begin(self._config.run, state["log_level"])
         self._reset()
         # The controller unpickles its callbacks before it reads this; a value that the user set has arrived already.
         os.environ.setdefault(POLL_INTERVAL, str(TRAIN_POLL_S))
@@ -322,10 +323,9 @@ class RayTrainCallback(_Callback):
     def _release(self, error: BaseException | None) -> None:
         """The newest snapshot durable, no actor left: what `fit` does, for a JaxTrainer of the user's own."""
         assert self._threads is not None
-        reason = f"failed: {error}".splitlines()[0]
         how = {"launch": self._launch, "after": endings.ours(error)}
         try:
-            self._threads.submit(release, self._config, reason, **how).result()
+            self._threads.submit(release, self._config, f"failed: {error}".splitlines()[0], **how).result()
         except Exception as failure:  # the training's own error is what the user has to see
             logger.warning("%s", endings.release_text(failure))
 

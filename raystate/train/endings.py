@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, cast
@@ -30,8 +31,8 @@ logger = logging.getLogger(__name__)
 def prepare_worker() -> None:
     """In a worker: let the controller and the driver read any error of its training function.
 
-    They need not have the error's module. An error that another process's end has led to is
-    shown only in the worker's log file.
+    They need not have the error's module. An error of raystate's, or one that another process's end
+    has led to, is shown only in the worker's log file.
     """
     wrapper: Any = exceptions.UserExceptionWithTraceback
     made = wrapper.__init__
@@ -46,6 +47,8 @@ def prepare_worker() -> None:
 
 
 def _tells_of_an_own_end(record: logging.LogRecord) -> bool:
+    if isinstance(sys.exc_info()[1], RaystateError):  # its text comes in the line of the recovery, or `fit` raises it
+        return False
     text = record.getMessage()
     return not (text.startswith("Error in training function:") and is_collateral(Exception(), text))
 

@@ -18,7 +18,7 @@ from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import TrainingFailedError
 from ray.train.v2.jax import JaxConfig, JaxTrainer
 
-from raystate import launch_context
+from raystate import launch_context, log_lines
 from raystate.actors.blame import check_sendable
 from raystate.actors.compiled import keep_compiled
 from raystate.actors.entering import enter_first
@@ -31,6 +31,7 @@ from raystate.core.launcher.elastic import Sizes
 from raystate.inspection.listing import given_up
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.opening import open_managers
+from raystate.public_calls import public
 from raystate.runtime.ends import is_final, is_of_rehearsal
 from raystate.storage import open_storage
 from raystate.train import endings, terminal
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 _PRINT_PATCH = "RAY_TRAIN_ENABLE_PRINT_PATCH"
 
 
+@public
 def fit(
     train_fn: Callable[[], Any] | Callable[[dict[str, Any]], Any],
     config: StateConfig,
@@ -120,7 +122,7 @@ def fit(
     }
     entry = _entry(train_fn, takes_config=bool(train_loop_config))
     this_ray.enter(stays=False)
-    with terminal.calm(), contextlib.ExitStack() as ending:
+    with log_lines.naming(config.run), terminal.calm(), contextlib.ExitStack() as ending:
         ending.callback(this_ray.leave)
         terminal.tell_start(config.run, scaling.num_workers)
         trainer = QuietJaxTrainer(entry, **arguments)
@@ -173,6 +175,7 @@ def _unwrap(wrapped: TrainingFailedError) -> tuple[BaseException, BaseException 
     cause = error.details.pop("error", None)
     text = error.details.pop("traceback", "")
     if text:
+        text = text.partition(f"raystate.{type(error).__name__}: ")[0]  # which follows, and is said already
         (cause or error).add_note(f"on rank {error.rank}:\n{text}")  # a pickled exception has lost its own traceback
     return error, cause
 

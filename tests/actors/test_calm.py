@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from ray.runtime_context import RuntimeContext
 from ray.util.annotations import RayDeprecationWarning
 
 from raystate.actors.restarted import is_restarted
-from raystate.actors.shown import log_to_stderr
 from raystate.core.coordinator.context import Context, brief
 from raystate.core.formats.messages import Ask, Failure, Log, Settings
 
@@ -28,17 +26,6 @@ def test_the_start_of_a_coordinator_warns_of_nothing(monkeypatch: pytest.MonkeyP
         warnings.simplefilter("error")
         with pytest.raises(AssertionError):
             is_restarted()
-
-
-def test_what_actors_log_commands_no_terminal(capsys: pytest.CaptureFixture[str]):
-    root = logging.getLogger("raystate")
-    before = (root.handlers, root.level, root.propagate)
-    try:
-        log_to_stderr()
-        root.info("leaf %s", "a\x1b[31m\u202e")
-    finally:
-        root.handlers, root.level, root.propagate = before
-    assert capsys.readouterr().err == "raystate INFO leaf a\\x1b[31m\\u202e\n"
 
 
 def test_hosts_are_told_by_eight_digits():

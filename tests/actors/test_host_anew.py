@@ -19,7 +19,7 @@ from raystate.core.formats.messages import HostId
 @pytest.fixture
 def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostActor]:
     """As Ray would have it."""
-    alone: dict[str, Any] = {"is_restarted": lambda: False, "log_to_stderr": lambda: None, "find_actor": lambda _: None}
+    alone: dict[str, Any] = {"is_restarted": lambda: False, "find_actor": lambda _: None}
     for name, stand_in in {**alone, "_domain": lambda _: ""}.items():
         monkeypatch.setattr(module, name, stand_in)
     before = signal.getsignal(signal.SIGTERM)

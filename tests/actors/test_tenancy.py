@@ -399,7 +399,7 @@ class Service:
 
 
 def coordinator(service: Service, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("raystate.actors.coordinator.show_to", lambda _: None)
+    monkeypatch.setattr("raystate.actors.coordinator.show_to", lambda *_: None)
     actor: Any = object.__new__(CoordinatorActor)
     actor._config, actor._service, actor._owner, actor._owner_s = CONFIG, service, SCRIPT, 0.0
     actor._given_up, actor._kept_owner = "", mock.Mock()

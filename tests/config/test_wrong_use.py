@@ -398,17 +398,3 @@ def test_settings_have_names() -> None:
     ) as found:
         raystate.StateConfig("runs/lm")  # type: ignore[misc]
     assert found.value.field == "storage"
-
-
-@pytest.mark.parametrize(
-    ("sets_up", "said"),
-    [
-        ("", "raystate: too slow\n"),
-        ("logging.basicConfig()", "WARNING:raystate.x:too slow\n"),
-        ("logging.getLogger('raystate').addHandler(logging.StreamHandler())", "too slow\n"),
-    ],
-)
-def test_a_warning_says_once_whose_it_is(sets_up: str, said: str) -> None:
-    program = f"import logging, raystate\n{sets_up}\nlogging.getLogger('raystate.x').warning('too %s', 'slow')"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert ended.stderr == said

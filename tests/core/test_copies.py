@@ -199,5 +199,5 @@ def test_one_host_is_told_once_and_calmly():
         driver.staged[A] = [replace(piece(0, step, lineage), world=1)]
         driver.report(A)
     assert [one for one in driver.out if isinstance(one, Advise)][-1].advice.stable == (2, 0)
-    assert [one.level for one in driver.out if isinstance(one, Log) and "need a second host" in one.text] == ["info"]
+    assert [one.level for one in driver.out if isinstance(one, Log) and "need a second host" in one.text] == ["debug"]
     assert not [one for one in driver.out if isinstance(one, Copy)]

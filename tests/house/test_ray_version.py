@@ -60,7 +60,7 @@ def test_a_ray_without_what_we_import_is_an_error_that_says_so(lacks: str, use: 
     program = f"import sys, ray; sys.modules[{lacks!r}] = None\nimport raystate\n{use}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     error = done.stderr.strip().splitlines()[-1]
-    assert error.startswith("raystate.core.formats.errors.RaystateError: Ray 2.60"), done.stderr
+    assert error.startswith("raystate.RaystateError: Ray 2.60"), done.stderr
     assert lacks in error
     assert "pip install 'ray[default,train]==2.60.*'" in error
 

@@ -147,7 +147,7 @@ class Copying:
             return
         if len(self.domains) < 2:
             self._say_once(
-                "info",
+                "debug",
                 "peer copies need a second host: until there is one, a lost host takes its snapshots with it (replicas=0: none are wanted)",
             )
             return

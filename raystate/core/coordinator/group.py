@@ -171,7 +171,7 @@ class Joins:
             self._barrier = None
             self._members = {}
             self._world = event.world
-        self.context.log("error", message)
+        self.context.log("debug", message)  # those who asked raise it
         self.context.fail(asks, "ConfigError", message, **details)
 
     def _complete(self, barrier: Barrier) -> None:
@@ -189,7 +189,7 @@ class Joins:
             lineage=lineage, attempt=context.attempt, host_count=len(set(hosts.values())), newest_step=self.journal.newest
         )
         self._barrier = None
-        context.log("info", f"{all_have(self._world)} joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
+        context.log("debug", f"{all_have(self._world)} joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
         for ask in barrier.everybody():
             context.answer(ask, self._reply)
 
@@ -205,7 +205,7 @@ class Joins:
             return
         here = ranks_text(sorted(self._members), {rank: join.host for rank, join in self._members.items()})
         message = f"of {counted(self._world, 'rank')}, {why}; {here} did"
-        context.log("error", message)
+        context.log("debug", message)
         context.fail(barrier.everybody(), "BarrierTimeoutError", message, missing_ranks=missing, phase="start", waited_s=waited_s)
         self._barrier = None
         self._members = {}
@@ -256,7 +256,7 @@ class Joins:
             self.end(f"lineage {lineage} is newer")
         world, hosts = (old.world, old.hosts) if old is not None and same else (None, {})
         self.group = Group(lineage, world, hosts, self.context.now_s, adopted=True)
-        self.context.log("info", f"adopted lineage {lineage}, started by an earlier attempt")
+        self.context.log("debug", f"adopted lineage {lineage}, started by an earlier attempt")
 
     def next_lineage(self) -> str:
         """A name for the one in which the present worker group goes on after its restore.
@@ -363,10 +363,10 @@ class Joins:
         group = self.group
         if group is None or not group.alive:
             return
-        group.alive, self.heard_s = False, self.context.now_s
-        group.why_ended, group.announced = why, announced
+        group.alive, self.heard_s, group.why_ended, group.announced = False, self.context.now_s, why, announced
         self.ended[group.name] = why
-        self.context.log("warning", f"lineage {group.lineage} has ended: {why}")
+        level = "debug" if self.context.settings.launched or group.world == 1 else "warning"
+        self.context.log(level, f"lineage {group.lineage} has ended: {why}")
         for host in sorted(set(group.hosts.values())):
             # The host of the dead rank may have other ranks of the group.
             if host != spare or sum(1 for one in group.hosts.values() if one == host) > 1:

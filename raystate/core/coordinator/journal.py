@@ -361,8 +361,10 @@ class Journal:
         self.carried.add(key)
         if is_commit:
             self.troubles, self.fails, self.cause = [], False, ""
-        done = f"durable (save {work.intent.save})" if is_commit else f"retired: {work.intent.reason}"
-        self.context.log("info", f"step {step} is {done}")
+        if is_commit:
+            self.context.log("info", f"step {step} is durable")
+        else:
+            self.context.log("debug", f"step {step} is retired: {work.intent.reason}")
         self._looked()
 
 

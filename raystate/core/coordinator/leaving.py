@@ -134,7 +134,7 @@ class Leaving:
 
     def _refuse(self, error: str, message: str, **details: object) -> None:
         """The run is not released: its next start recovers what is there."""
-        self.context.log("error", message)
+        self.context.log("debug", message)  # those who asked raise it
         self.context.fail(self._asks.everybody(), error, message, **details)
         self._asks = Barrier()
         self.phase = "open"
@@ -304,7 +304,7 @@ class Leaving:
     def _finish(self) -> None:
         self.phase = "finished"
         step = self.journal.durable_step
-        self.context.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
+        self.context.log("debug", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
         fates, mistake = self.promises.fates(), self.saves.mistake
         told: dict[str, None] = {}
         level = "debug"  # if all is well, rank 0 warns

@@ -258,7 +258,9 @@ class Restores:
     def _announce(self, choice: RestoreChoice) -> None:
         self._choice = choice
         what = "begins without a step" if choice.tier == "none" else f"restores step {choice.step} from {choice.tier}"
-        self.context.log("info", f"lineage {choice.begins} {what}: {choice.reason}")
+        # A group that follows another is told of in one line, when it has gone on (`runtime.ledger`).
+        follows = self.joins.ended and (group := self.joins.group) is not None and not group.decided
+        self.context.log("debug" if follows else "info", f"{what}: {choice.reason}")
         self._tried = {}
         asks = self._asks.take()
         self._enter("trying")
@@ -353,11 +355,11 @@ class Restores:
         for ask in self._asks.everybody():
             self.context.answer(ask, settled)
         what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"  # which was said
-        self.context.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")
+        self.context.log("debug", f"{all_have(group.world)} {what}")
         self._enter("idle")
 
     def _fail(self, error: str, message: str, **details: object) -> None:
-        self.context.log("error", message)
+        self.context.log("debug", message)  # those who asked raise it
         self.context.fail(self._asks.everybody(), error, message, **details)
         self._enter("idle")
 

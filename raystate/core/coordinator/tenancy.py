@@ -27,6 +27,7 @@ class Owner:
         rank: of that process.
         launched: a launcher starts its trainers again, in other processes. False: the process is the launch, and ends with it.
         config: its `StateConfig`; None: it doesn't say.
+        log_level: from which on it wants to see the lines of the run's actors, as `logging` has it.
     """
 
     job_id: str
@@ -36,6 +37,7 @@ class Owner:
     rank: int = 0
     launched: bool = False
     config: Any = None
+    log_level: int = 20
 
     @property
     def identity(self) -> tuple[str, str]:

@@ -155,6 +155,8 @@ ALL_ERRORS: tuple[type[RaystateError], ...] = (
     ConfigError, StorageError, CorruptCheckpointError, StepNotFoundError, StepOrderError, ReferenceMismatchError,
     ItemTopologyError, CapacityError, BarrierTimeoutError, RunInUseError, StaleAttemptError, Interrupted, RunFailedError,
 )  # fmt: skip
+for _kind in (RaystateError, *ALL_ERRORS):
+    _kind.__module__ = "raystate"  # where users have them from: so a traceback names them, and so they pickle
 
 
 def error_from_name(name: str, message: str, details: dict[str, Any]) -> RaystateError:

@@ -27,6 +27,7 @@ class Settings:
     hang_timeout_s: float | None = None  # a trainer without a new step for so long is ended; None: it is only named
     idle_timeout_s: float = 900.0  # no trainer for so long: make the newest snapshot durable and end
     stop_margin_steps: int = 2
+    launched: bool = False  # a launcher has begun the run, and starts its trainers again
 
 
 def most_wait_s(barrier_timeout_s: float, hang_timeout_s: float | None) -> float:

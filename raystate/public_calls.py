@@ -1,0 +1,80 @@
+"""The calls that users make: an error of raystate's is raised from there, and shows none of the frames behind it.
+
+With `RAYSTATE_LOG=debug` all frames are there.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from raystate.core.formats.errors import RaystateError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=type)
+
+_HERE = str(Path(__file__).parent)
+
+
+def public(call: Callable[P, R]) -> Callable[P, R]:
+    """A function that users call."""
+    if inspect.isgeneratorfunction(call):
+
+        @functools.wraps(call)
+        def generator(*args: P.args, **kwargs: P.kwargs) -> Generator[Any, Any, Any]:
+            try:
+                return (yield from call(*args, **kwargs))
+            except RaystateError as error:
+                raise _cut(error)  # noqa: B904 - it is this one
+
+        return generator  # pyright: ignore[reportReturnType]
+
+    @functools.wraps(call)
+    def function(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except RaystateError as error:
+            raise _cut(error)  # noqa: B904 - it is this one
+
+    return function
+
+
+def public_class(kind: C) -> C:
+    """A class that users make and call: all of its methods that have no underscore, and those of `with`."""
+    for name, method in [*vars(kind).items()]:
+        if inspect.isfunction(method) and (not name.startswith("_") or name in ("__init__", "__enter__", "__exit__")):
+            setattr(kind, name, public(method))
+    return kind
+
+
+def _cut(error: RaystateError) -> RaystateError:
+    """Without our frames, also where it tells of other errors. What a user's own code has raised keeps that code's."""
+    if error.of_caller or logging.getLogger("raystate").isEnabledFor(logging.DEBUG):
+        return error
+    behind = error.__cause__ or error.__context__
+    if isinstance(behind, RaystateError) and behind.message in error.message:
+        error.__suppress_context__ = True
+        error.__cause__ = None
+    seen: set[int] = {id(error)}
+    while behind is not None and id(behind) not in seen:
+        seen.add(id(behind))
+        behind.__traceback__ = _theirs(behind.__traceback__)
+        behind = behind.__cause__ or behind.__context__
+    return error.with_traceback(None)
+
+
+def _theirs(traceback: TracebackType | None) -> TracebackType | None:
+    frames: list[TracebackType] = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_HERE):
+            frames.append(traceback)
+        traceback = traceback.tb_next
+    for one in reversed(frames):
+        traceback = TracebackType(traceback, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return traceback

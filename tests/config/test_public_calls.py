@@ -1,0 +1,108 @@
+"""What a user sees of an error: its public name, its text once, and none of the frames behind the call."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import raystate
+from raystate.core.formats.errors import ALL_ERRORS
+from raystate.log_lines import SWITCH
+from raystate.public_calls import public
+from tests.patience import PATIENCE_S
+
+CALLS = {
+    "StateConfig": "raystate.StateConfig(storage='/nowhere', run='r', save_every_step=1)",
+    "StateManager": "raystate.StateManager()",
+    "fit": "raystate.fit(None, None)",
+    "RayTrainCallback": "raystate.RayTrainCallback(raystate.StateConfig(storage='/nowhere', run='r'), max_failures=-2)",
+    "load": "raystate.load('/nowhere')",
+    "load_async": "raystate.load_async('/nowhere').result()",
+    "save": "raystate.save(5, {})",
+    "metadata": "raystate.metadata('/nowhere')",
+    "Reader": "raystate.Reader('/nowhere').metadata()",
+    "follow": "next(raystate.Reader('/nowhere').follow(timeout_s=-1))",
+}
+
+
+def complaint(program: str, **environment: str) -> str:
+    env = {name: value for name, value in os.environ.items() if name != SWITCH} | environment
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=PATIENCE_S, check=False
+    )
+    assert ended.returncode == 1, ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_error_shows_the_call_and_its_text_once(call: str) -> None:
+    said = complaint(f"import raystate\n{CALLS[call]}")
+    shown, _, text = said.rpartition("\nraystate.")
+    assert text and shown.count("Traceback") == 1 and "raystate.core" not in said, said
+    assert said.count(text.partition(": ")[2].splitlines()[0]) == 1 + (call == "load_async"), "which is logged, too"
+    ours = [line for line in shown.splitlines() if f"{Path(raystate.__file__).parent}/" in line]
+    assert len(ours) <= 1, said
+
+
+def test_a_setting_shows_all_frames() -> None:
+    said = complaint(f"import raystate\n{CALLS['load']}", **{SWITCH: "debug"})
+    assert said.count("/raystate/") > 2, said
+
+
+@pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
+def test_errors_have_their_public_name_and_come_whole_to_other_processes(kind: type[raystate.RaystateError]) -> None:
+    assert getattr(raystate, kind.__name__) is kind
+    assert kind.__module__ == "raystate"
+    error = kind("it is wrong", field="run")
+    error.add_note("since noon")
+    there = "import pickle, sys; e = pickle.load(sys.stdin.buffer); print(type(e), e, e.field, e.__notes__)"
+    told = subprocess.run(
+        [sys.executable, "-c", there], input=pickle.dumps(error), capture_output=True, timeout=PATIENCE_S, check=True
+    )
+    assert told.stdout.decode().strip() == f"<class 'raystate.{kind.__name__}'> it is wrong run ['since noon']"
+
+
+def _of_a_user() -> None:
+    raise ValueError("mine")
+
+
+def _from_it() -> None:
+    try:
+        _of_a_user()
+    except ValueError as error:
+        raise raystate.StorageError("ours") from error
+
+
+def _beside_it() -> None:
+    try:
+        _of_a_user()
+    except ValueError:
+        raise raystate.StorageError("ours")  # noqa: B904
+
+
+@pytest.mark.parametrize("call", [_from_it, _beside_it])
+def test_what_a_user_has_raised_stays(call: Callable[[], None]) -> None:
+    with pytest.raises(raystate.StorageError) as found:
+        public(call)()
+    said = "".join(traceback.format_exception(found.value))
+    assert "ValueError: mine" in said and "in _of_a_user" in said
+    assert said.index("ValueError: mine") < said.index("raystate.StorageError: ours")
+
+
+def test_the_same_text_behind_it_goes() -> None:
+    def wraps() -> None:
+        try:
+            raise raystate.StorageError("it is full")
+        except raystate.StorageError as error:
+            raise raystate.StorageError("step 3: it is full") from error
+
+    with pytest.raises(raystate.StorageError) as found:
+        public(wraps)()
+    assert "".join(traceback.format_exception(found.value)).count("it is full") == 1
