@@ -5,15 +5,16 @@ With `RAYSTATE_LOG=debug` all frames are there.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from raystate.core.formats.errors import RaystateError
+from raystate.core.formats.errors import ConfigError, RaystateError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,9 +36,15 @@ def public(call: Callable[P, R]) -> Callable[P, R]:
 
         return generator  # pyright: ignore[reportReturnType]
 
+    parameters = inspect.signature(call).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    names = [name for name in parameters if name != "self"]
+
     @functools.wraps(call)
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
+            if not (takes_all or parameters.keys() >= kwargs.keys()):
+                _refuse_unknown(call.__qualname__.removesuffix(".__init__"), kwargs, names)
             return call(*args, **kwargs)
         except RaystateError as error:
             raise _cut(error)  # noqa: B904 - it is this one
@@ -51,6 +58,16 @@ def public_class(kind: C) -> C:
         if inspect.isfunction(method) and (not name.startswith("_") or name in ("__init__", "__enter__", "__exit__")):
             setattr(kind, name, public(method))
     return kind
+
+
+def _refuse_unknown(call: str, given: Mapping[str, object], names: Sequence[str]) -> NoReturn:
+    """Says which name is meant, and where settings of the run belong."""
+    name = next(one for one in given if one not in names)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(names)}"
+    if not close and "config" in names:
+        hint += f". A setting of the run belongs into its config: raystate.StateConfig({name}=…)"
+    raise ConfigError(f"{call}() takes no argument {name!r}; {hint}", field=name, expected=close or names)
 
 
 def _cut(error: RaystateError) -> RaystateError:

@@ -106,3 +106,23 @@ def test_the_same_text_behind_it_goes() -> None:
     with pytest.raises(raystate.StorageError) as found:
         public(wraps)()
     assert "".join(traceback.format_exception(found.value)).count("it is full") == 1
+
+
+MISSPELLED = {
+    "raystate.fit(print, None, workers=2)": r"fit\(\) takes no argument 'workers'; did you mean 'num_workers'\?",
+    "raystate.fit(print, keep_last=3)": r"into its config: raystate\.StateConfig\(keep_last=…\)",
+    "raystate.StateManager(storage='runs/x')": r"StateManager\(\) takes .* 'storage'; there is config, takeover\. .*\(storage=…\)",
+    "raystate.StateConfig(storage='runs/x', run='x', save_every_step=1)": r"did you mean 'save_every_steps'\?",
+    "raystate.Reader('runs/x').restore(transform=1)": r"Reader\.restore\(\) takes no argument 'transform'; did you mean 'transforms'\?",
+    "raystate.load('runs/x', refernce=1)": r"load\(\) takes no argument 'refernce'; did you mean 'reference'\?",
+    "raystate.load_async('runs/x', refernce=1)": r"did you mean 'reference'\?",
+    "raystate.save('runs/x', {}, item={})": r"did you mean 'items'\?",
+    "raystate.rehearse(print, None, workers=2)": r"did you mean 'num_workers'\?",
+}
+
+
+@pytest.mark.parametrize("call", MISSPELLED)
+def test_a_misspelled_argument_is_told_with_the_one_that_is_meant(call: str) -> None:
+    """It was a bare TypeError."""
+    with pytest.raises(raystate.ConfigError, match=MISSPELLED[call]):
+        eval(call)
