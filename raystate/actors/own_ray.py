@@ -8,6 +8,7 @@ import os
 import random
 import re
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import Any
 import ray
 
 from raystate.actors.rays import authentication, worker
+from raystate.actors.stopping import in_main_thread
 from raystate.actors.whose_ray import strangers_ray
 from raystate.core.formats.errors import RaystateError
 from raystate.runtime.slow import load, told_if_slow
@@ -188,6 +190,7 @@ def start_ray() -> None:
     Raises:
         RaystateError: there is no Ray to join and none could be started; says why.
     """
+    handler = signal.getsignal(signal.SIGTERM)
     with warnings.catch_warnings():
         # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
@@ -211,6 +214,8 @@ def start_ray() -> None:
                 raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None
             finally:
                 random.setstate(drawn)  # Ray has drawn its ports
+    if in_main_thread() and handler is not None:  # Ray has set one of its own in its place
+        signal.signal(signal.SIGTERM, handler)
     if _has_joined():  # Ray's own line about it is off
         logger.info("joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
     else:

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Mapping
 
+from raystate.actors.stopping import Stopped
 from raystate.core.formats.errors import (
     BarrierTimeoutError,
     RaystateError,
@@ -83,15 +84,27 @@ class Departure:
         leaver = next((one.name for one in threading.enumerate() if one.ident == self._session.leaver), "that has died")
         return f"another thread ({leaver}) has been closing this StateManager for {self._session.link.clock() - self._leaves_since_s:.0f} s"
 
+    def closes(self, error: BaseException | None) -> bool:
+        """Whether a `with` block that is left with this closes. One process that is stopped does, too; several would wait for those
+        that are not."""
+        session = self._session
+        return is_clean_exit(error) or (isinstance(error, Stopped) and session.world == 1 and not session.unfinished_restore)
+
     @contextlib.contextmanager
     def ends_well(self, error: BaseException | None) -> Generator[None, None, None]:
         """Around the close at the end of a `with` block.
 
         A generator that is dropped can't raise what goes wrong: its launcher hears of it.
         """
+        is_stopped = isinstance(error, Stopped)
+        if is_stopped:
+            logger.warning("run %r is stopped by %s: its newest step becomes durable first", self._session.config.run, error)
         try:
             yield
         except RaystateError as failure:
+            if is_stopped:  # the signal is what ends this process
+                logger.error("run %r: %s", self._session.config.run, failure)
+                return
             if self.launched and isinstance(error, GeneratorExit):
                 leave_unseen(failure)
             raise
@@ -216,7 +229,8 @@ class Departure:
     def fail(self, error: BaseException) -> None:
         """The training failed here. The others must not wait for this rank; saved steps stay."""
         session = self._session
-        reason = f"rank {session.rank} failed: {type(error).__name__}: {error}".splitlines()[0]
+        what = f"was stopped: {error}" if isinstance(error, Stopped) else f"failed: {type(error).__name__}: {error}"
+        reason = f"rank {session.rank} {what}".splitlines()[0]
         try:
             if not self.begin():
                 return

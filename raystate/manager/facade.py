@@ -15,7 +15,7 @@ from raystate.core.formats.messages import DeleteAsked, FlushReply, LeaveReply, 
 from raystate.core.trainer.save_decision import SaveDecision
 from raystate.launch_context import count_save, current, note
 from raystate.manager.calls import alone
-from raystate.manager.ending import Departure, is_clean_exit
+from raystate.manager.ending import Departure
 from raystate.manager.fresh import abstract_state
 from raystate.manager.monitored import RunEvents
 from raystate.manager.newest import DurableSteps, NewestSave, Ranking
@@ -86,7 +86,7 @@ class StateManager(KnowsOthers):
         return self
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        if is_clean_exit(error):
+        if self._ending.closes(error):
             with self._ending.ends_well(error):
                 self.close()
         elif isinstance(error, Interrupted):

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from raystate import log_lines
+from raystate.actors.stopping import Sigterm
 from raystate.config import StateConfig
 from raystate.config_errors import check_flag
 from raystate.core.formats.errors import RaystateError
@@ -31,6 +32,7 @@ class Closable(Protocol):
     config: StateConfig
 
     def close(self) -> None: ...
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any, /) -> None: ...
 
 
 class OpenManagers:
@@ -40,6 +42,7 @@ class OpenManagers:
         self._by_run: dict[str, Closable] = {}
         self._of_scripts: list[Closable] = []  # that no launcher closes or starts again
         self._watching = -1  # the process that looks at its exit
+        self._sigterm = Sigterm()
 
     def add(self, config: StateConfig, manager: Closable, *, launched: bool) -> None:
         """It is open now. `launched`: somebody starts this script again, and releases the run when it is done."""
@@ -52,12 +55,16 @@ class OpenManagers:
                 self._watching = os.getpid()
                 atexit.register(self._at_exit)
             self._of_scripts.append(manager)
+            self._sigterm.take()
 
     def _at_exit(self) -> None:
         if os.getpid() != self._watching:  # a fork's exit
             return
-        for manager in self._by_run.values():
-            if manager in self._of_scripts:
+        stopped = self._sigterm.raised
+        for manager in [one for one in self._by_run.values() if one in self._of_scripts]:
+            if stopped is not None:  # and no `with` block was left by it
+                manager.__exit__(type(stopped), stopped, None)
+            else:
                 logger.warning(
                     "the StateManager was not closed: steps newer than the last durable one may be lost. Call close(), or use it in a "
                     "`with` block",
@@ -71,6 +78,8 @@ class OpenManagers:
             del self._by_run[name]
             log_lines.end(config.run)
         self._of_scripts = [one for one in self._of_scripts if one is not manager]
+        if not self._of_scripts:
+            self._sigterm.give_back()
 
     def has_another(self, config: StateConfig, manager: Closable) -> bool:
         """Whether one that is not this is open for its run."""

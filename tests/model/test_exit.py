@@ -15,6 +15,7 @@ from ray._raylet import raise_sys_exit_with_custom_error_message  # pyright: ign
 
 import raystate
 from raystate import launch_context
+from raystate.actors.stopping import Stopped
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.opening import OpenManagers
 from raystate.train.launch import _entry
@@ -41,6 +42,62 @@ def test_the_last_step_is_durable_after_a_clean_exit_only(code: Any, durable: li
         assert raystate.Reader(world.config.storage).all_steps() == durable
 
 
+@pytest.mark.parametrize("saves", [0, 3])
+def test_a_script_that_is_stopped_leaves_its_newest_step(saves: int):
+    def trains(rank: Rank) -> None:
+        with rank.begin(STATE, launched=False) as manager:
+            for step in range(1, saves + 1):
+                manager.save(step, STATE)
+            raise Stopped(143)
+
+    def script(rank: Rank) -> None:
+        with pytest.raises(Stopped):
+            trains(rank)
+
+    with World(save_every_steps=100) as world:
+        world.play(script, 1)
+        assert raystate.Reader(world.config.storage).all_steps() == [saves][: bool(saves)]
+
+
+def test_a_stop_during_an_outage_is_a_stop(caplog: pytest.LogCaptureFixture):
+    def trains(rank: Rank) -> None:
+        with rank.begin(STATE, launched=False) as manager:
+            rank.world.storage.out = True
+            manager.save(1, STATE)
+            raise Stopped(143)
+
+    def script(rank: Rank) -> None:
+        with pytest.raises(Stopped):
+            trains(rank)
+
+    with World(save_every_steps=100) as world:
+        world.play(script, 1)
+    assert any("step 1 " in record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+
+
+def test_it_does_so_without_a_with_block_too():
+    """By the interpreter's end, at which nobody else would close it."""
+    ends: list[BaseException | None] = []
+
+    class Open:
+        config = raystate.StateConfig(storage="memory-of-a-test", run="mine")
+
+        def close(self) -> None: ...
+
+        def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
+            ends.append(error)
+            managers.remove(self.config, self)
+
+    managers = OpenManagers()
+    managers.add(Open.config, Open(), launched=False)
+    managers._sigterm.raised = stopped = Stopped(143)
+    try:
+        managers._at_exit()
+    finally:
+        atexit.unregister(managers._at_exit)
+    assert ends == [stopped]
+
+
 def test_rays_own_way_to_end_a_process_is_no_clean_exit():
     with pytest.raises(SystemExit) as ended:
         raise_sys_exit_with_custom_error_message("The process receives a SIGTERM.")
@@ -55,6 +112,7 @@ def test_who_forgets_to_close_is_told_at_the_end(caplog: pytest.LogCaptureFixtur
             self.config = raystate.StateConfig(storage="memory-of-a-test", run=run)
 
         def close(self) -> None: ...
+        def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None: ...
 
     managers, mine, launched, closed = OpenManagers(), Open("mine"), Open("launched"), Open("closed")
     managers.add(mine.config, mine, launched=False)

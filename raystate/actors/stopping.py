@@ -1,0 +1,56 @@
+"""SIGTERM to a script or a driver: it ends as by `sys.exit(143)`, so that its newest step becomes durable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+
+class Stopped(SystemExit):
+    """This process was asked to end, by a signal."""
+
+    def __str__(self) -> str:
+        return "SIGTERM"
+
+
+def in_main_thread() -> bool:
+    """Whether this thread may set handlers of signals."""
+    return threading.current_thread() is threading.main_thread()
+
+
+class Sigterm:
+    """Once taken, SIGTERM raises `Stopped` in the main thread, unless the script has a handler of its own.
+
+    Ray's handler, which replaces the default one, ends a Ray that this process has started before anything is durable.
+
+    Attributes:
+        raised: what it has raised; a second signal must not end what the first one began.
+    """
+
+    def __init__(self) -> None:
+        self.raised: Stopped | None = None
+        self._before: Any = None
+        self._pid = -1
+
+    def take(self) -> None:
+        """From here on. Another thread than the main one can't, and leaves things as they are."""
+        before = signal.getsignal(signal.SIGTERM)
+        is_rays = str(getattr(before, "__module__", "")).startswith("ray.")
+        if in_main_thread() and (before is signal.SIG_DFL or is_rays):
+            self.raised, self._before, self._pid = None, before, os.getpid()
+            signal.signal(signal.SIGTERM, self._stop)
+
+    def give_back(self) -> None:
+        """The handler from before counts again, if the script has not set another one meanwhile."""
+        if in_main_thread() and signal.getsignal(signal.SIGTERM) == self._stop:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        if os.getpid() != self._pid:  # a fork, which dies of it
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self.raised is None:
+            self.raised = Stopped(128 + number)
+            raise self.raised
