@@ -123,10 +123,9 @@ class RayTrainCallback(_Callback):
         self._slow = SlowLine()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = (
-            "_config", "_max_failures", "_global_batch", "_returns_outcome", "_wants_standby", "_launch", "_group", "_restarts",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names} | {"log_level": logger.getEffectiveLevel()}
+        names = "config max_failures global_batch returns_outcome wants_standby launch group restarts"
+        kept = {f"_{name}": getattr(self, f"_{name}") for name in names.split()}
+        return kept | {"log_level": logger.getEffectiveLevel()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -190,8 +189,7 @@ class RayTrainCallback(_Callback):
         self._groups += 1
         self._workers = list(workers)
         self._failures, self._told = {}, _NOTHING
-        rank_nodes = [worker.metadata.node_id for worker in workers]
-        self._expect(rank_nodes)
+        self._expect(rank_nodes := [worker.metadata.node_id for worker in workers])
         self._rank_nodes = rank_nodes
         self._placement = workers[0].execute_async(get_current_placement_group)
         if self._pending is not None:
@@ -254,6 +252,10 @@ class RayTrainCallback(_Callback):
             # The controller takes rank 0's value from this object next: the only way to hand it something of the controller's.
             outcome = statuses[0].return_value
             statuses[0].return_value = dataclasses.replace(outcome, restarts=self._restarts)
+
+    def before_controller_abort(self) -> None:
+        """The driver ends. Known before the workers end, which nobody has to recover then."""
+        telling.stopped(self._run_hash, self._launch)
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:  # noqa: ARG002
         if isinstance(current_state, (states.RestartingState, states.ReschedulingState)):

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import TrainingFailedError
-from ray.train.v2.jax import JaxConfig, JaxTrainer
+from ray.train.v2.jax import JaxConfig
 
 from raystate import launch_context, log_lines
 from raystate.actors.blame import check_sendable
@@ -24,6 +24,7 @@ from raystate.actors.compiled import keep_compiled
 from raystate.actors.entering import enter_first
 from raystate.actors.own_ray import this_ray
 from raystate.actors.release import release
+from raystate.actors.stopping import Sigterm
 from raystate.config import StateConfig, check_config
 from raystate.config_errors import check_flag
 from raystate.core.formats.errors import BarrierTimeoutError, ConfigError, Interrupted, RunFailedError, StorageError
@@ -123,6 +124,9 @@ def fit(
     entry = _entry(train_fn, takes_config=bool(train_loop_config))
     this_ray.enter(stays=False)
     with log_lines.naming(config.run), terminal.calm(), contextlib.ExitStack() as ending:
+        sigterm = Sigterm()
+        sigterm.take()
+        ending.callback(sigterm.give_back)
         ending.callback(this_ray.leave)
         terminal.tell_start(config.run, scaling.num_workers)
         trainer = QuietJaxTrainer(entry, **arguments)
@@ -150,7 +154,7 @@ def _enter(config: StateConfig, launch: str, *, takeover: bool) -> None:
         logger.warning("the run can't begin yet: %s", error)
 
 
-def _run(trainer: JaxTrainer, config: StateConfig, launch: str, *, takeover: bool) -> tuple[Any, tuple[str, ...]]:
+def _run(trainer: QuietJaxTrainer, config: StateConfig, launch: str, *, takeover: bool) -> tuple[Any, tuple[str, ...]]:
     """Ray Train's result, and what the run's end says is lost."""
     try:
         with own_interrupts():
@@ -162,7 +166,9 @@ def _run(trainer: JaxTrainer, config: StateConfig, launch: str, *, takeover: boo
         _release(config, launch, f"failed: {error}", after=error)
         raise error from cause
     except BaseException as error:  # the driver is being stopped: the run can go on later
-        _release(config, launch, f"the driver ended: {type(error).__name__}", after=error)
+        trainer.abort()
+        why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+        _release(config, launch, f"the driver was stopped: {why}", after=error)
         raise
     return result, _release(config, launch, "finished")
 

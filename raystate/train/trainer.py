@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import traceback
 from collections.abc import Generator
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.train.v2.jax import JaxTrainer
 
 from raystate.actors.own_ray import has_dashboard
+from raystate.actors.stopping import in_main_thread
 from raystate.train.nodes import reach_directly
 from raystate.train.rays import datasets, placement_group_callback, placement_group_cleaner
+from raystate.waits import AT_ONCE_S
 
 
 class _NoDatasets:
@@ -56,6 +58,18 @@ class QuietJaxTrainer(JaxTrainer):
     dashboard there is no such actor: it would do nothing but say so every second. The group goes with the job.
     """
 
+    controller: Any = None
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        self.controller = controller
+        super()._register_sigint_handler(controller)
+
+    def abort(self) -> None:
+        """Have no worker group follow, as Ray Train does at Ctrl-C: the driver ends."""
+        if self.controller is not None:
+            with contextlib.suppress(RayError):  # its end is its answer
+                ray.get(self.controller.abort.remote(), timeout=AT_ONCE_S)
+
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()
         cleaner = placement_group_callback.PlacementGroupCleanerCallback
@@ -72,7 +86,7 @@ class QuietJaxTrainer(JaxTrainer):
 def own_interrupts() -> Generator[None, None, None]:
     """Ctrl-C is the caller's again after Ray Train's fit(), which leaves its handler behind. That
     handler hears the first two, and at the third ends the process as if all were well."""
-    before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
     try:
         yield
     except SystemExit as error:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import raystate
-from raystate.storage import run_hash
+from raystate.runtime.ledger import read_ledger
+from raystate.storage import open_storage, run_hash
 from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
@@ -46,7 +47,8 @@ with local_cluster() as address:
     wait(lambda: client.get_job_status(job).is_terminal(), "end of the job")
     before = steps()
     wait(lambda: not run_actors(run), "end of the run's actors")
-    print(json.dumps({"status": client.get_job_status(job).value, "steps": before}))
+    said = client.get_job_logs(job)
+    print(json.dumps({"status": client.get_job_status(job).value, "steps": before, "said": said}))
 """
 
 
@@ -72,3 +74,6 @@ def test_a_stopped_job_leaves_its_newest_snapshot_and_nothing_else(make_run: Any
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["status"] == "STOPPED"
     assert raystate.Reader(run.storage).latest_step() >= found["steps"] - 2
+    # A stop is no failure, and no restart follows on it.
+    assert "starting again" not in found["said"] and " died" not in found["said"], found["said"][-3000:]
+    assert read_ledger(open_storage(run.storage)).recoveries == ()
