@@ -121,10 +121,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         save_timeout_s: seconds for one durable save, from staged to published.
         barrier_timeout_s: seconds until all ranks have arrived at the same collective call.
         restore_timeout_s: seconds for a restore.
-        hang_timeout_s: seconds without the `save` of a new step after which a trainer that the others wait for counts as hung and is
-            ended, with its Python stack in the logs, so that the run recovers. Longer than the first step with its compilation, than
-            any pause of the script's own, and than the time between two calls of `save` in a script that doesn't call it after each
-            step. None: it is only named, after `barrier_timeout_s`.
+        hang_timeout_s: seconds without any call of its `StateManager` after which a trainer that the others wait for counts as hung
+            and is ended, with its Python stack in the logs, so that the run recovers. Longer than the first step with its compilation,
+            and than any pause of the script's own. None: it is only named, after `barrier_timeout_s`.
         idle_timeout_s: seconds without any trainer after which the newest snapshot is made durable and the run released.
         assume_dead_after_s: seconds after which an older attempt on another cluster, that was superseded while it published or
             deleted a step, is taken for dead; until then that step is neither deleted nor saved again.

@@ -124,8 +124,7 @@ class RayTrainCallback(_Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         names = "config max_failures global_batch returns_outcome wants_standby launch group restarts"
-        kept = {f"_{name}": getattr(self, f"_{name}") for name in names.split()}
-        return kept | {"log_level": logger.getEffectiveLevel()}
+        return {f"_{name}": getattr(self, f"_{name}") for name in names.split()} | {"log_level": logger.getEffectiveLevel()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -185,8 +184,7 @@ class RayTrainCallback(_Callback):
         endings.tell_of_start(self._slow, worker_group_context, again=self._pending is not None)
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
-        self._group = secrets.token_hex(4)
-        self._groups += 1
+        self._group, self._groups = secrets.token_hex(4), self._groups + 1
         self._workers = list(workers)
         self._failures, self._told = {}, _NOTHING
         self._expect(rank_nodes := [worker.metadata.node_id for worker in workers])

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import raystate
-from tests.cluster.training import Training
+from tests.cluster.training import REPO, Training
+from tests.patience import PATIENCE_S
+from tests.processes import job_environment
+
+ASKS = """
+import sys, time
+import jax.numpy as jnp, raystate
+storage, run, hang_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
+config = raystate.StateConfig(storage=storage, run=run, hang_timeout_s=hang_s)
+with raystate.StateManager(config) as manager:
+    state = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state
+    manager.save(1, state, force=True)
+    until_s = time.monotonic() + 2.5 * hang_s
+    while time.monotonic() < until_s:
+        assert not manager.reached_preemption(1)
+        time.sleep(0.05)
+"""
 
 
 @pytest.mark.long
@@ -23,3 +41,13 @@ def test_a_run_that_gives_up_tells_where_it_hung(ray_cluster: Any, make_run: Any
     notes = "\n".join(getattr(cause, "__notes__", ()))
     # Rank 0, the first of those that stood at step 15, waited in its step for rank 1.
     assert "in waits_for_ever" in notes or re.search(r"toy\.py\", line \d+ in train", notes), notes
+
+
+def test_a_loop_that_saves_rarely_and_asks_at_each_step_does_not_hang(ray_cluster: Any, make_run: Any) -> None:
+    run = make_run()
+    done = subprocess.run(
+        [sys.executable, "-c", ASKS, run.storage, run.run, "6"], cwd=REPO, timeout=PATIENCE_S, check=False,
+        env={**job_environment(1), "RAY_ADDRESS": ray_cluster.address}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert raystate.Reader(run.storage).latest_step() == 1
