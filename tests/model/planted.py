@@ -17,6 +17,7 @@ import raystate.core.coordinator.saves as saves
 import raystate.core.coordinator.storage_watch as storage_watch
 import raystate.core.host.machine as host
 import raystate.core.trainer.machine as trainer
+import raystate.manager.ending as ending
 import raystate.manager.facade as facade
 import raystate.manager.newest as newest
 import raystate.manager.pace as pace
@@ -213,7 +214,7 @@ def _another_thread_saves_while_one_leaves() -> Any:
 
 def _a_closed_generator_has_failed() -> Any:
     """GeneratorExit counts as an exception of the training: nothing is made durable, and Python swallows it."""
-    return planted((facade, "is_clean_exit", lambda error: error is None))
+    return planted((ending, "is_clean_exit", lambda error: error is None))
 
 
 PLANTED: dict[str, Callable[[], Any]] = {

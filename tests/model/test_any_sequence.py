@@ -24,7 +24,7 @@ LONG_SEARCH = 20  # sequences
 KNOWN = {
     "a repeat is the same save": 6,
     "a restored step counts as durable": 2,
-    "abandoned copies go on": 72,
+    "abandoned copies go on": 169,
     "long words are not sent": 6,
     "old slots are a dead trainer's": 1,
     "steps of another past are taken": 10,
@@ -35,11 +35,11 @@ KNOWN = {
     "text is a metric": 0,
     "retention by number": 528,
     "due saves wait": 92,
-    "released under a new group": 166,
-    "slots replaced while one is to be filled": 342,
+    "released under a new group": 198,
+    "slots replaced while one is to be filled": 28,
     "earlier commits are forgotten": 96,
     "another dtype is the same state": 5,
-    "another thread saves while one leaves": 15,
+    "another thread saves while one leaves": 36,
     "a closed generator has failed": 15,
 }
 
