@@ -98,12 +98,12 @@ class Departure:
         """
         is_stopped = isinstance(error, Stopped)
         if is_stopped:
-            logger.warning("run %r is stopped by %s: its newest step becomes durable first", self._session.config.run, error)
+            logger.warning("stopped by %s: the newest step becomes durable first", error, extra={"run": self._session.config.run})
         try:
             yield
         except RaystateError as failure:
             if is_stopped:  # the signal is what ends this process
-                logger.error("run %r: %s", self._session.config.run, failure)
+                logger.error("%s", failure, extra={"run": self._session.config.run})
                 return
             if self.launched and isinstance(error, GeneratorExit):
                 leave_unseen(failure)

@@ -123,8 +123,9 @@ def test_who_forgets_to_close_is_told_at_the_end(caplog: pytest.LogCaptureFixtur
         managers._at_exit()
     finally:
         atexit.unregister(managers._at_exit)
-    (said,) = (record.getMessage() for record in caplog.records)
-    assert "of run 'mine' was not closed" in said and "Call close()" in said
+    (told,) = caplog.records
+    assert told.__dict__["run"] == "mine"
+    assert "was not closed" in told.getMessage() and "Call close()" in told.getMessage()
 
 
 def steps(manager: raystate.StateManager) -> Iterator[int]:
