@@ -1,3 +1,5 @@
+import time
+
 import jax
 import jax.numpy as jnp
 
@@ -23,7 +25,7 @@ def train_step(weights):
     return jax.tree.map(lambda weight, slope: weight - 0.2 * slope, weights, slopes), loss
 
 
-config = raystate.StateConfig(storage="runs/spirals", run="spirals", save_every_steps=100)  # to storage
+config = raystate.StateConfig(storage="runs/spirals", run="spirals", save_every_steps=200)  # to storage
 with raystate.StateManager(config) as manager:
     restored = manager.restore_or_init(init)
     weights = restored.state
@@ -31,5 +33,6 @@ with raystate.StateManager(config) as manager:
     for step in range(restored.step, 400):
         weights, loss = train_step(weights)
         manager.save(step + 1, weights, metrics={"loss": float(loss)})  # into memory; float() waits for the step
-        if step % 50 == 49:
+        if step % 200 == 199:
             print(f"step {step + 1}: loss {loss:.4f}", flush=True)
+        time.sleep(0.05)  # time to kill it
