@@ -63,7 +63,7 @@ def _run(command: str, shown: list[str], folder: Path, environment: dict[str, st
             printed.append(line)
             if all_of_it and BY_ITSELF.search(line):
                 news = _without(news, line)
-            elif all_of_it and not (waits_for and _plain(waits_for[0]) == _plain(line)):
+            elif all_of_it and not SLOW.search(line) and not (waits_for and _plain(waits_for[0]) == _plain(line)):
                 more.append(line)
             if waits_for and _plain(waits_for[0]) in _plain(line):
                 del waits_for[0]
