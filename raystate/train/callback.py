@@ -252,7 +252,7 @@ class RayTrainCallback(_Callback):
             statuses[0].return_value = dataclasses.replace(outcome, restarts=self._restarts)
 
     def before_controller_abort(self) -> None:
-        """The driver ends. Known before the workers end, which nobody has to recover then."""
+        """The driver ends. The run knows it before the workers end, and recovers none of them."""
         telling.stopped(self._run_hash, self._launch)
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:  # noqa: ARG002

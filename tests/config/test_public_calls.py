@@ -118,6 +118,7 @@ MISSPELLED = {
     "raystate.load_async('runs/x', refernce=1)": r"did you mean 'reference'\?",
     "raystate.save('runs/x', {}, item={})": r"did you mean 'items'\?",
     "raystate.rehearse(print, None, workers=2)": r"did you mean 'num_workers'\?",
+    "raystate.RayTrainCallback(None, max_failure=1)": r"no argument 'max_failure'; did you mean 'max_failures'\?",
 }
 
 

@@ -363,7 +363,8 @@ class Joins:
         group = self.group
         if group is None or not group.alive:
             return
-        group.alive, self.heard_s, group.why_ended, group.announced = False, self.context.now_s, why, announced
+        group.alive, self.heard_s = False, self.context.now_s
+        group.why_ended, group.announced = why, announced
         self.ended[group.name] = why
         level = "debug" if self.context.settings.launched or group.world == 1 else "warning"
         self.context.log(level, f"lineage {group.lineage} has ended: {why}")
@@ -384,8 +385,7 @@ class Joins:
         return f"its snapshot of {ranks_text(missing, hosts)} is lost" if missing else "its hosts have lost its snapshot"
 
     def missing_text(self, key: SnapshotId) -> str:
-        """Why a snapshot is not complete, for messages: pieces out of reach are not called
-        missing."""
+        """Why a snapshot is not complete, for messages. Pieces out of reach are not called missing."""
         group, snap = self.group, self.memory.snaps.get(key)
         hosts = {} if group is None else group.hosts
         pieces = {} if snap is None else snap.pieces

@@ -94,7 +94,7 @@ class Promises:
         """Answer those whose promises are all settled, whose group is gone, or who have waited long enough.
 
         Args:
-            failure: why the present lineage can't go on, if that is known: nobody waits for it any more.
+            failure: why the present lineage can't go on, if that is known: no wait for it goes on then.
         """
         if not self._waiting:
             return
