@@ -26,7 +26,8 @@ def attempt(given: dict[str, Any]) -> None:
     Args:
         given: "program": module of tests.programs; "config": for its `train`; "out": folder for what is told; "deaths": of
             {"rank", "step"}: that rank ends itself with SIGKILL after that step's save, once, in an attempt that began after the
-            deaths before it: ranks may run apart.
+            deaths before it: ranks may run apart; "stop": after that step's save rank 0 sends SIGTERM, once; "script": the process
+            that gets it.
     """
     import jax
 
@@ -45,13 +46,13 @@ def attempt(given: dict[str, Any]) -> None:
                 file.write(f"{step - 1}\n")
         if step == given["config"]["steps"]:
             (out / f"end-{rank}.json").write_text(json.dumps(digests(state)))
-        every = manager.config.save_every_steps
-        if jax.process_count() == 1 and every and step % every == 0:
-            _wait_until_durable(manager, step)
         if step + 1 in deaths:
-            _wait_until_durable(manager, 1)
+            _wait_until_durable(manager, begun[0] + 1)
         if step in deaths and _first(out / f"killed-{step}"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if step == given.get("stop") and rank == 0 and _first(out / "stopped"):
+            os.kill(given["script"], signal.SIGTERM)
+            time.sleep(PATIENCE_S)  # the signal ends it
 
     program.train(given["config"], after_save)
 
@@ -65,7 +66,7 @@ def _first(mark: Path) -> bool:
 
 
 def _wait_until_durable(manager: raystate.StateManager, step: int) -> None:
-    """Steps of a millisecond are faster than storage: due ones would give way, and a kill would find no step to come back to."""
+    """Steps of a millisecond are faster than any copy: a kill would find no newer step to come back to."""
     deadline_s = time.monotonic() + PATIENCE_S
     while (manager.latest_step() or 0) < step:
         assert time.monotonic() < deadline_s, f"step {step} is not durable after {PATIENCE_S:.0f} s"
@@ -73,10 +74,22 @@ def _wait_until_durable(manager: raystate.StateManager, step: int) -> None:
 
 
 def main() -> None:
-    """As a plain script: the configuration is made here, as a user's script would."""
-    given = json.loads(sys.argv[1])
-    given["config"]["state"] = raystate.StateConfig(**given["state"])
-    attempt(given)
+    """As a user's script: the configuration is made here, and a group of workers is launched from here."""
+    given = {**json.loads(sys.argv[1]), "script": os.getpid()}
+    config = raystate.StateConfig(**given["state"])
+    if given["ranks"] > 1:
+        raystate.fit(attempt, config, num_workers=given["ranks"], train_loop_config=given, run_config=run_config(given))
+    else:
+        given["config"]["state"] = config
+        attempt(given)
+
+
+def run_config(given: dict[str, Any]) -> Any:
+    """Ray Train's: its own files lie beside the run's, and its workers are on as many CPU devices as this process."""
+    from ray.train import RunConfig
+
+    environment = {name: os.environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS", "PYTHONPATH")}
+    return RunConfig(storage_path=f"{given['out']}/ray", worker_runtime_env={"env_vars": environment})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.processes import standing_ray
-from tests.programs.running import End, Place, run_script
+from tests.programs.running import DIES_AFTER, STOPPED_AFTER, End, Place, run_script
 
 Digests = list[dict[str, str]]  # by rank
 
@@ -38,15 +38,19 @@ def place(make_run: Any, tmp_path: Path) -> Callable[[str], Place]:
 
 @pytest.fixture
 def scripts(ray_address: str, place: Callable[[str], Place]) -> Callable[..., tuple[Digests, End]]:
-    """(program, devices) -> how it ended undisturbed, and how after two kills, each with another start by the same command."""
+    """(program, devices, ranks=1) -> how it ended undisturbed, and how after two kills and a SIGTERM.
 
-    def train(program: str, devices: int) -> tuple[Digests, End]:
+    After each that ends the script, the same command starts it again.
+    """
+
+    def train(program: str, *, devices: int, ranks: int = 1) -> tuple[Digests, End]:
         calm, killed = place("undisturbed"), place("killed")
-        given = killed.given(program, 0, 0)
-        assert run_script(calm, ray_address, calm.given(program), devices) == 0, _tail(calm)
-        for expected in (-signal.SIGKILL, -signal.SIGKILL, 0):
-            assert run_script(killed, ray_address, given, devices) == expected, _tail(killed)
-        return calm.end(1).digests, killed.end(1)
+        given = {**killed.given(program, ranks - 1, 0), "stop": STOPPED_AFTER}
+        kills = [-signal.SIGKILL] * (len(DIES_AFTER) if ranks == 1 else 0)  # a worker that is killed ends no script
+        assert run_script(calm, ray_address, calm.given(program), ranks=ranks, devices=devices) == 0, _tail(calm)
+        for expected in (*kills, 128 + signal.SIGTERM, 0):
+            assert run_script(killed, ray_address, given, ranks=ranks, devices=devices) == expected, _tail(killed)
+        return calm.end(ranks).digests, killed.end(ranks)
 
     return train
 

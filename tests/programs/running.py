@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.processes import REPO, job_environment, xla_flags
 from tests.programs.attempt import attempt
 
-STEPS, DIES_AFTER, SAVE_EVERY = 14, (6, 10), 4
+STEPS, DIES_AFTER, STOPPED_AFTER, SAVE_EVERY = 16, (6, 10), 13, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,28 +50,36 @@ class Place:
         return End(digests, begun)
 
 
-def check(calm: list[dict[str, str]], killed: End, *, deaths: int = len(DIES_AFTER)) -> None:
-    """Bit-equal to what came undisturbed, and not because an attempt did everything again."""
+def check(calm: list[dict[str, str]], killed: End, *, deaths: int = len(DIES_AFTER), stopped: bool = False) -> None:
+    """Bit-equal to what came undisturbed, and not because an attempt did everything again.
+
+    Args:
+        deaths: how often it was killed.
+        stopped: SIGTERM came last. It loses no step.
+    """
     ((first, *later),) = {tuple(begun) for begun in killed.begun}
     assert first == 0
+    if stopped:
+        assert later.pop() == STOPPED_AFTER
     assert [0 < begun <= died for begun, died in zip(later, DIES_AFTER[:deaths], strict=True)] == [True] * deaths
     assert later == sorted(set(later))
     assert killed.digests == calm
 
 
-def run_script(place: Place, address: str, given: dict[str, Any], devices: int) -> int:
-    """A plain script, until it ends.
+def run_script(place: Place, address: str, given: dict[str, Any], *, ranks: int, devices: int) -> int:
+    """A script, until it ends.
 
     Args:
         address: of the Ray that it joins.
-        devices: CPU devices of its process.
+        ranks: 1 trains in the script's own process; more are workers of `fit`.
+        devices: CPU devices of each process that trains.
 
     Returns:
         Its exit code; negative if a signal ended it.
     """
     state = {"storage": place.storage, "run": place.run, "save_every_steps": SAVE_EVERY}
     environment = {**job_environment(devices), "RAY_ADDRESS": address}
-    command = [sys.executable, "-m", "tests.programs.attempt", json.dumps({**given, "state": state})]
+    command = [sys.executable, "-m", "tests.programs.attempt", json.dumps({**given, "state": state, "ranks": ranks})]
     with open(place.out / "log", "ab") as log:
         done = subprocess.run(
             command, stdout=log, stderr=subprocess.STDOUT, cwd=REPO, env=environment, timeout=PATIENCE_S, check=False
