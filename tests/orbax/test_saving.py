@@ -464,7 +464,7 @@ def test_loading_ahead_under_the_mesh_of_the_call(tmp_path: Path):
     assert future.result(PATIENCE_S)["w"].sharding.mesh == mesh
     with pytest.raises(raystate.StepNotFoundError):
         raystate.load_async(tmp_path / "none").result(PATIENCE_S)
-    with pytest.raises(TypeError, match="stepp"):
+    with pytest.raises(raystate.ConfigError, match="no argument 'stepp'; did you mean 'step'"):
         raystate.load_async(tmp_path / "one", stepp=3)  # type: ignore[call-arg]
 
 
