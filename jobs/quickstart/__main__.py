@@ -113,7 +113,7 @@ def quickstart(console: Console, folder: Path) -> None:
     def say(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - began_s:5.1f} s[/]  {text}", highlight=False)
 
-    say("A small network learns to tell two spirals apart: 400 steps, once with raystate and once with JAX alone.")
+    say("A small network learns to tell two spirals apart: 300 steps, once with raystate and once with JAX alone.")
     with local_ray(folder):
         killed, alone = Training(folder / "killed", SCRIPT), Training(folder / "alone", PLAIN)
         killed.saved()  # imports what it needs while the processes start

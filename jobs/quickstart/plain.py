@@ -19,7 +19,7 @@ def main() -> None:
     script: dict[str, Any] = {}
     exec(Path(__file__).with_name("train.py").read_text().partition("\nconfig = ")[0], script)  # from there on it is raystate's
     weights, loss = jax.jit(script["init"])(), 0.0  # as raystate makes it
-    for _ in range(400):
+    for _ in range(300):
         weights, loss = script["train_step"](weights)
     print(f"loss {loss:.4f}, weights {digest_of(weights)}", flush=True)
 

@@ -30,9 +30,9 @@ with raystate.StateManager(config) as manager:
     restored = manager.restore_or_init(init)
     weights = restored.state
     print(f"at step {restored.step}, from {restored.tier}", flush=True)
-    for step in range(restored.step, 400):
+    for step in range(restored.step, 300):
         weights, loss = train_step(weights)
         manager.save(step + 1, weights, metrics={"loss": float(loss)})  # into memory; float() waits for the step
-        if step % 200 == 199:
+        if step % 100 == 99:
             print(f"step {step + 1}: loss {loss:.4f}", flush=True)
         time.sleep(0.05)  # time to kill it

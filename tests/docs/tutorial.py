@@ -28,7 +28,7 @@ def run_tutorial(page: Path, folder: Path, environment: dict[str, str], *, diffs
     Args:
         diffs: whether the page's diffs change its script; False: they are another program's.
     """
-    script = folder / "train.py"
+    script, killed = folder / "train.py", list[str]()
     for fence in MarkdownIt("commonmark").parse(page.read_text()):
         match fence.info if fence.type == "fence" else "":
             case "python":
@@ -41,12 +41,15 @@ def run_tutorial(page: Path, folder: Path, environment: dict[str, str], *, diffs
                 for command in fence.content.removeprefix("$ ").split("\n$ "):
                     line, *shown = command.splitlines()
                     if line != STARTS_RAY:
-                        _run(line, shown, folder, environment, all_of_it=not diffs)
+                        killed = _run(line, shown, folder, environment, all_of_it=not diffs, again=killed)
             case _:
                 pass
 
 
-def _run(command: str, shown: list[str], folder: Path, environment: dict[str, str], *, all_of_it: bool) -> None:
+def _run(
+    command: str, shown: list[str], folder: Path, environment: dict[str, str], *, all_of_it: bool, again: list[str]
+) -> list[str]:
+    """What it printed, if it was killed. `again`: that of the command before; a step that is repeated prints it once more."""
     kills = shown[-1:] == [KILLED]
     waits_for = shown[: -1 if kills else None]
     news = [line for line in waits_for if all_of_it and BY_ITSELF.search(line)]  # when they come is Ray's affair
@@ -61,6 +64,8 @@ def _run(command: str, shown: list[str], folder: Path, environment: dict[str, st
         assert process.stdout is not None
         for line in process.stdout:
             printed.append(line)
+            if line in again:
+                continue
             if all_of_it and BY_ITSELF.search(line):
                 news = _without(news, line)
             elif all_of_it and not SLOW.search(line) and not (waits_for and _plain(waits_for[0]) == _plain(line)):
@@ -77,6 +82,7 @@ def _run(command: str, shown: list[str], folder: Path, environment: dict[str, st
     assert not more, f"not shown: {more}\n{text}"
     expected = -signal.SIGKILL if kills else int(any("problem" in line for line in shown))
     assert found == expected, f"exit code {found}\n{text}"
+    return printed if kills else []
 
 
 def _without(news: list[str], line: str) -> list[str]:
