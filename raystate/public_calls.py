@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from raystate.core.formats.errors import ConfigError, RaystateError
+from raystate.core.formats.errors import ConfigError, RaystateError, RunFailedError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,7 +75,8 @@ def _cut(error: RaystateError) -> RaystateError:
     if error.of_caller or logging.getLogger("raystate").isEnabledFor(logging.DEBUG):
         return error
     behind = error.__cause__ or error.__context__
-    if isinstance(behind, RaystateError) and behind.message in error.message:
+    says_it_all = isinstance(behind, RaystateError) and behind.message in error.message
+    if says_it_all and not isinstance(error, RunFailedError):  # whose cause a caller looks at
         error.__suppress_context__ = True
         error.__cause__ = None
     seen: set[int] = {id(error)}

@@ -108,6 +108,17 @@ def test_the_same_text_behind_it_goes() -> None:
     assert "".join(traceback.format_exception(found.value)).count("it is full") == 1
 
 
+def test_the_cause_of_a_run_that_failed_stays() -> None:
+    cause = raystate.BarrierTimeoutError("rank 1 did not call save")
+
+    def fails() -> None:
+        raise raystate.RunFailedError("gave up: rank 1 did not call save") from cause
+
+    with pytest.raises(raystate.RunFailedError) as found:
+        public(fails)()
+    assert found.value.__cause__ is cause
+
+
 MISSPELLED = {
     "raystate.fit(print, None, workers=2)": r"fit\(\) takes no argument 'workers'; did you mean 'num_workers'\?",
     "raystate.fit(print, keep_last=3)": r"into its config: raystate\.StateConfig\(keep_last=…\)",
