@@ -112,6 +112,7 @@ _LONGEST = (
     "programs/test_groups.py",
     "programs/test_adopted.py",
     "programs/test_scripts.py",
+    "programs/test_told_early.py",
     "storage/test_crash_points.py",
     "storage/test_log_bases.py",
     "reshard/test_reshard.py",

@@ -144,7 +144,7 @@ def terminal_of(program: str, tmp_path: Path, *arguments: str) -> list[str]:
     """The lines that a program shows there, and a busy machine's. A Ray of its own: the tests' one shows nothing in its driver."""
     (tmp_path / "job.py").write_text(program)
     mine, theirs = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"} | {"RAY_ADDRESS": "local"}
     process = subprocess.Popen(
         [sys.executable, "job.py", str(tmp_path), *arguments], cwd=tmp_path, env=environment | {"PYTHONPATH": str(REPO)},
         stdin=theirs, stdout=theirs, stderr=theirs, process_group=0,
