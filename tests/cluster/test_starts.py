@@ -283,7 +283,7 @@ def test_a_coordinator_whose_restart_fails_tries_again(start: Start) -> None:
     owner, pid = kept.get(), wait_for(lambda: pid_of(name), "a Coordinator")
     kept.put(Unreadable())
     os.kill(pid, signal.SIGKILL)
-    told = f"run {start.config.run!r}: its Coordinator can't start again yet"
+    told = f"raystate {start.config.run}: WARNING: the Coordinator can't start again yet"
     wait_for_line(told, failed=lambda: None if find_actor(name) else "Ray has given it up")
     kept.put(owner)
     assert wait_for(lambda: pid_of(name), "a Coordinator") != pid
