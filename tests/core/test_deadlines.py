@@ -10,6 +10,7 @@ from raystate.core.formats.messages import (
     Append,
     Appended,
     Ask,
+    CarriedOut,
     DeleteAsked,
     Failure,
     Finish,
@@ -218,6 +219,23 @@ def test_close_with_an_older_promise_that_storage_never_takes():
     for reply in driver.replies(LeaveReply):
         assert (reply.step, reply.newest_lost, [text[:7] for text in reply.errors]) == (6, False, ["step 4:"])
     assert len(driver.replies(LeaveReply)) == 2
+
+
+def test_what_an_end_gives_up_is_logged_although_a_retirement_hangs():
+    """Sequence 736 of the model: it waited for the retirement, and at the deadline the run ended without it."""
+    driver = running(save_timeout_s=LIMIT_S, keep_last=1)
+    driver.stage(2, promised=True)
+    driver.auto = False
+    driver.stage(4, promised=True)
+    driver.send(Written(host=HostId("a"), save=driver.take(Write)[-1].save, error="the disk is full"))
+    driver.stage(6, promised=True)
+    driver.leave(driver.key(6), driver.key(4), driver.key(6))
+    driver.tick(0.5)
+    driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
+    driver.send(CarriedOut(intent=driver.orders("commit")[-1]))
+    assert [one.step for one in driver.orders("retire")] == [2], "which is not carried out"
+    driver.live(LIMIT_S + 1.0)
+    assert {fact[0].step for fact in driver.take(Append)[-1].entry.given_up} == {4}
 
 
 def test_flush_of_a_step_whose_host_is_down_does_not_call_it_unstaged():

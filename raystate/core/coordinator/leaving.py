@@ -263,6 +263,8 @@ class Leaving:
             for key in fates.unfinished(event)[2]:
                 if key not in facts.given_up:
                     facts.give_up(key, fates.fate(key)[1])
+        if facts.has_news:  # at once: a retirement that storage holds up may last until the deadline
+            self.journal.close(f"what is lost at the run's end: {self._why}")
 
     def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
         """No try can make the last step durable. Ranks that close are told. A release goes on
