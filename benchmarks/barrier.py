@@ -54,8 +54,8 @@ class Host:
         """Of this process."""
         return os.getpid()
 
-    def show_to(self, job_id: str) -> None:
-        """Nobody reads its lines."""
+    def show_to(self, job_id: str, level: int) -> None:
+        """It prints no lines."""
 
     def close(self, remove_arena: bool) -> None:
         """There is nothing to close."""
@@ -72,8 +72,18 @@ class Host:
         )  # fmt: skip
         self._coordinator.tell.remote(HostReported(summary=summary))
 
-    def advise(self, advice: Any) -> None:
-        """What the Coordinator has decided."""
+    def order(self, order: Any) -> None:
+        """Obey the Coordinator. Of restores it holds nothing that could go."""
+        from raystate.core.formats.messages import Advice, Invalidate
+
+        if isinstance(order, Advice):
+            self._advise(order)
+        elif isinstance(order, Invalidate):
+            with self._lock:
+                self._base = order
+                self._report()
+
+    def _advise(self, advice: Any) -> None:
         with self._lock:
             if self._advice is not None and (advice.attempt, advice.seq) <= (self._advice.attempt, self._advice.seq):
                 return
@@ -86,12 +96,6 @@ class Host:
         """It has no storage of its own, and one place is all that there is."""
         del claim
         return True
-
-    def invalidate(self, order: Any) -> None:
-        """It holds nothing that could go."""
-        with self._lock:
-            self._base = order
-            self._report()
 
     def say(self, seen: tuple[Any, ...], held: tuple[Any, ...] = (), at_s: float = 0.0) -> float:
         """Report this, at that time. Returns when it was sent (seconds since 1970)."""

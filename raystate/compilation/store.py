@@ -181,7 +181,7 @@ def node_folder(*parents: Path) -> Path | None:
 
 
 def _stays_ours(folder: Path) -> bool:
-    """Whether a name of this user's in the folder stays what it is: nobody else may rename there, or in a folder above.
+    """Whether a name of this user's in the folder stays what it is: no other user may rename there, or in a folder above.
 
     Ray's own folders are open to all, without the sticky bit that /tmp has.
     """
@@ -193,7 +193,7 @@ def _stays_ours(folder: Path) -> bool:
 
 
 def _is_ours(facts: os.stat_result, kind: int) -> bool:
-    """Whether it is of that kind, and nobody else can have written to it."""
+    """Whether it is of that kind, and no other user can have written to it."""
     return stat.S_IFMT(facts.st_mode) == kind and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
 
 
