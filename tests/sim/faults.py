@@ -302,7 +302,8 @@ def all_stand_still(world: World) -> None:
     """A frozen cgroup, a moved machine: hours later all goes on, one process a little after the other."""
     still_s = 3.5 + 120.0 * world.random()
     world.heap[:] = [(when + still_s, number, proc, fn, args) for when, number, proc, fn, args in world.heap]
-    for proc in {proc for _, _, proc, _, _ in world.heap if proc is not None}:
+    # In the order of the heap: that of a set would be by address, and the same seed another schedule in each process.
+    for proc in dict.fromkeys(proc for _, _, proc, _, _ in world.heap if proc is not None):
         proc.wake_s = max(proc.wake_s, world.now_s + still_s + world.random())
 
 
