@@ -36,7 +36,11 @@ def attempt(given: dict[str, Any]) -> None:
     program = importlib.import_module(f"tests.programs.{given['program']}")
     out, rank = Path(given["out"]), jax.process_index()
     died = [(out / f"killed-{death['step']}").exists() for death in given["deaths"]]
-    deaths = [death["step"] for number, death in enumerate(given["deaths"]) if death["rank"] == rank and all(died[:number])]
+    deaths = [
+        death["step"]
+        for number, death in enumerate(given["deaths"])
+        if death["rank"] == rank and died[: number + 1] == [True] * number + [False]
+    ]
     begun: list[int] = []
 
     def after_save(manager: raystate.StateManager, step: int, state: Any) -> None:
