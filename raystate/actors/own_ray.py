@@ -135,7 +135,7 @@ class _ThisRay:
                 self._ended.set()
 
     def _start(self) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if in_main_thread():
             return start_ray()
         started: Future[None] = Future()
         ended = self._ended = threading.Event()

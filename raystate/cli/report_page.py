@@ -202,7 +202,7 @@ def _by_attempt(timed: Sequence[tuple[float, ReportedSave]]) -> dict[int, list[f
 
 
 def _summary(report: ReportContent, newest: int | None) -> str:
-    """What happened, in one sentence."""
+    """The run's story in one sentence."""
     begins = f"Step {newest:,} is the newest durable step" if newest is not None else "No step is durable"
     damaged = counted(len(report.problems), "thing that lies there is", "things that lie there are")
     ends = f"; {damaged} damaged" if report.problems else ""

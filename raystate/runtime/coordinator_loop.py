@@ -366,7 +366,7 @@ class CoordinatorLoop:
         self._end(failure.message)
 
     def _take_back(self) -> None:
-        """What has only looked at a folder, such as one of stock Orbax's steps, leaves nothing there."""
+        """Leave nothing in a folder that was only looked at, such as one of stock Orbax's steps."""
         if self.claimed is not None:
             self._storing.take_back(self.claimed)
 

@@ -145,7 +145,7 @@ class Log:
 
 
 HostOrder = Advice | Invalidate | EndTrainers | Copy
-"""What the Coordinator orders a HostActor, which sends no answer but its reports."""
+"""Orders of the Coordinator to a HostActor, which answers by its reports alone."""
 
 Command = (
     Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | CarryOut | Discard
