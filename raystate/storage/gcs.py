@@ -186,7 +186,7 @@ def _client(emulator: str | None) -> Any:
     del emulator  # the library reads the variable itself
     from google.cloud import storage  # pyright: ignore[reportMissingTypeStubs]
 
-    for name, module in list(sys.modules.items()):  # each upload would draw from the script's own generator
+    for name, module in sys.modules.copy().items():  # each upload would draw from the script's own generator
         if name.startswith("google.") and vars(module).get("random") is random:
             vars(module)["random"] = random.Random()
     return storage.Client(project=None)  # buckets exist already: no project is needed

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
@@ -72,6 +74,34 @@ def test_a_missing_bucket(server: GcsServer, operation: str):
         with pytest.raises(StorageError, match="there is no such bucket") as caught:
             OPERATIONS[operation](storage)
     assert not isinstance(caught.value, ObjectMissingError)
+
+
+def test_a_garbage_collection_that_imports_while_the_client_is_made(storage: Storage):
+    """As of JAX and Orbax: the first look into a bucket failed with "dictionary changed size during iteration"."""
+    made: list[str] = []
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            made.append(f"tests.made_up_{len(made)}")
+            sys.modules[made[-1]] = gc
+            if len(made) < 10_000:
+                Garbage()
+
+    thresholds = gc.get_threshold()
+    assert storage.stat("there") is not None, "the library is imported"
+    try:
+        gc.collect()  # no tuple is left over to be used again: each new one may begin a collection
+        gc.set_threshold(1)
+        Garbage()
+        gcs._client.__wrapped__(None)
+    finally:
+        gc.set_threshold(*thresholds)
+        for name in made:
+            del sys.modules[name]
+    assert made, "nothing was collected"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
