@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Generator
 from typing import Any
 
 
@@ -41,6 +43,17 @@ class Sigterm:
         if in_main_thread() and (before is signal.SIG_DFL or is_rays):
             self.raised, self._before, self._pid = None, before, os.getpid()
             signal.signal(signal.SIGTERM, self._stop)
+
+    @contextlib.contextmanager
+    def instead_of(self, error: BaseException | None) -> Generator[BaseException | None, None, None]:
+        """Around an end by `error`. Ray, if it was waited for, has put an exit of its own in the place of what this raised: gives that one,
+        and raises it."""
+        stopped = self.raised if isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg") else None
+        try:
+            yield stopped or error
+        finally:
+            if stopped is not None:
+                raise stopped from None
 
     def give_back(self) -> None:
         """The handler from before counts again, if the script has not set another one meanwhile."""

@@ -86,13 +86,14 @@ class StateManager(KnowsOthers):
         return self
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        if self._ending.closes(error):
-            with self._ending.ends_well(error):
-                self.close()
-        elif isinstance(error, Interrupted):
-            self._detach()
-        elif error is not None:
-            self._fail(error)
+        with open_managers.sigterm.instead_of(error) as end:
+            if self._ending.closes(end):
+                with self._ending.ends_well(end):
+                    self.close()
+            elif isinstance(end, Interrupted):
+                self._detach()
+            elif end is not None:
+                self._fail(end)
 
     # ------------------------------------------------------------ restore
 

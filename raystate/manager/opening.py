@@ -42,7 +42,7 @@ class OpenManagers:
         self._by_run: dict[str, Closable] = {}
         self._of_scripts: list[Closable] = []  # that no launcher closes or starts again
         self._watching = -1  # the process that looks at its exit
-        self._sigterm = Sigterm()
+        self.sigterm = Sigterm()
 
     def add(self, config: StateConfig, manager: Closable, *, launched: bool) -> None:
         """It is open now. `launched`: somebody starts this script again, and releases the run when it is done."""
@@ -55,12 +55,12 @@ class OpenManagers:
                 self._watching = os.getpid()
                 atexit.register(self._at_exit)
             self._of_scripts.append(manager)
-            self._sigterm.take()
+            self.sigterm.take()
 
     def _at_exit(self) -> None:
         if os.getpid() != self._watching:  # a fork's exit
             return
-        stopped = self._sigterm.raised
+        stopped = self.sigterm.raised
         for manager in [one for one in self._by_run.values() if one in self._of_scripts]:
             if stopped is not None:  # and no `with` block was left by it
                 manager.__exit__(type(stopped), stopped, None)
@@ -79,7 +79,7 @@ class OpenManagers:
             log_lines.end(config.run)
         self._of_scripts = [one for one in self._of_scripts if one is not manager]
         if not self._of_scripts:
-            self._sigterm.give_back()
+            self.sigterm.give_back()
 
     def has_another(self, config: StateConfig, manager: Closable) -> bool:
         """Whether one that is not this is open for its run."""

@@ -133,7 +133,7 @@ def fit(
         with run_bar(config):
             storage = open_storage(config.storage)
             before = given_up(storage)
-            result, lost = _run(trainer, config, callback._launch, takeover=takeover)
+            result, lost = _run(trainer, config, callback._launch, sigterm, takeover=takeover)
         after = {} if before is None else given_up(storage) or {}
         new = (text for one, text in after.items() if one not in (before or {}))
         found = run_result(result, config, tuple(dict.fromkeys((*new, *lost))))
@@ -154,10 +154,12 @@ def _enter(config: StateConfig, launch: str, *, takeover: bool) -> None:
         logger.warning("the run can't begin yet: %s", error)
 
 
-def _run(trainer: QuietJaxTrainer, config: StateConfig, launch: str, *, takeover: bool) -> tuple[Any, tuple[str, ...]]:
+def _run(
+    trainer: QuietJaxTrainer, config: StateConfig, launch: str, sigterm: Sigterm, *, takeover: bool
+) -> tuple[Any, tuple[str, ...]]:
     """Ray Train's result, and what the run's end says is lost."""
     try:
-        with own_interrupts():
+        with own_interrupts(sigterm):
             _enter(config, launch, takeover=takeover)
             result = trainer.fit()
     except TrainingFailedError as wrapped:

@@ -18,12 +18,17 @@ from tests.cluster.training import REPO, wait_for
 from tests.processes import job_environment, kill_family
 
 TRAINS = """
-import signal, sys, time
-import jax.numpy as jnp, raystate
+import os, signal, sys, time
+import jax.numpy as jnp, ray, raystate
 storage, run, how = sys.argv[1:]
 told = []
 if how == "own":
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+
+@ray.remote
+def stop(pid):
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(600)
 
 def trains(manager):
     x = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state["x"]
@@ -32,6 +37,8 @@ def trains(manager):
         step, x = step + 1, x + 1
         manager.save(step, {"x": x})
         print("step", step, flush=True)
+        if how == "in ray" and step == 5:
+            ray.get(stop.remote(os.getpid()))  # Ray puts its own SystemExit(1) in the place of ours
         time.sleep(0.05)
     manager.close()
     print("the loop has ended", flush=True)
@@ -47,7 +54,12 @@ else:
 
 @pytest.mark.parametrize(
     ("how", "signals", "code"),
-    [("with", 2, 143), pytest.param("bare", 1, 143, marks=pytest.mark.long), pytest.param("own", 1, 0, marks=pytest.mark.long)],
+    [
+        ("with", 2, 143),
+        ("in ray", 0, 143),
+        pytest.param("bare", 1, 143, marks=pytest.mark.long),
+        pytest.param("own", 1, 0, marks=pytest.mark.long),
+    ],
 )
 def test_its_newest_step_is_durable(make_run: Any, tmp_path: Path, how: str, signals: int, code: int) -> None:
     """Ray's handler ended its Ray before that, and then the process, with the stack of its C++."""

@@ -46,6 +46,7 @@ from ray.train.v2.api.preemption import PreemptionInfo
 import raystate
 from raystate.actors import release as release_module
 from raystate.actors.blame import raised, unpacked
+from raystate.actors.stopping import Sigterm, Stopped
 from raystate.cli import story
 from raystate.config import StateConfig
 from raystate.core.launcher.elastic import Sizes
@@ -238,8 +239,8 @@ def test_ctrl_c_is_the_callers_again_after_fit() -> None:
     def rays(*_: object) -> None:
         sys.exit(0)
 
-    def fit(then: Callable[..., None]) -> None:
-        with trainer_module.own_interrupts():
+    def fit(then: Callable[..., None], sigterm: Sigterm | None = None) -> None:
+        with trainer_module.own_interrupts(sigterm or Sigterm()):
             signal.signal(signal.SIGINT, rays)
             then()
 
@@ -250,6 +251,29 @@ def test_ctrl_c_is_the_callers_again_after_fit() -> None:
     with pytest.raises(SystemExit):
         fit(lambda: sys.exit(0))  # the program's own handler of SIGTERM
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_sigterm_while_ray_is_waited_for_is_sigterm() -> None:
+    """Ray puts an exit of its own in the place of ours: a driver of `fit` ended with exit code 1."""
+    sigterm, of_the_tests = Sigterm(), signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sigterm.take()
+
+    def fit() -> None:
+        with trainer_module.own_interrupts(sigterm):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except SystemExit:
+                rays = SystemExit(1)
+                vars(rays)["ray_terminate_msg"] = "as ray._raylet.check_signals does"
+                raise rays from None
+
+    try:
+        with pytest.raises(Stopped) as caught:
+            fit()
+    finally:
+        sigterm.give_back()
+        signal.signal(signal.SIGTERM, of_the_tests)
+    assert (caught.value.code, str(caught.value)) == (143, "SIGTERM")
 
 
 def test_the_newest_step_in_an_outage_of_storage(monkeypatch: pytest.MonkeyPatch) -> None:
