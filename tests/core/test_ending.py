@@ -178,7 +178,18 @@ def test_a_flush_that_fails_with_a_mistake_names_every_promise():
     driver.flush(0, driver.key(1), driver.key(2))
     (failure,) = driver.replies(Failure)
     assert failure.error == "ConfigError"
-    assert failure.message == "state/w differs between ranks; step 1: rank 1 (host b) skipped step 1"
+    assert failure.message == "state/w differs between ranks; step 1: rank 1 (host b) has no copy of it, and newer steps came"
+
+
+def test_nobody_knows_why_a_copy_is_gone():
+    """An earlier Coordinator saw all copies of step 5, and let one of them give way: the new one said that the rank had skipped it."""
+    driver = adopted(3)
+    driver.hold(0, 5, promised=True)
+    driver.stage(6)
+    driver.leave(driver.key(6), driver.key(5))
+    (reply, _) = driver.replies(LeaveReply)
+    assert reply.errors == ("step 5: rank 1 (host b) has no copy of it, and newer steps came",)
+    assert not reply.newest_lost
 
 
 class Mistaken(Driver):

@@ -27,7 +27,7 @@ from tests.sim.trainers import Group, TrainerProc
 
 DOMAINS = ("d0", "d1")  # of several nodes
 SLOW_S = 1.5  # a message takes no longer
-NOT_STAGED = ("no host holds", "was not staged", "had no free slot")
+NOT_STAGED = ("no host holds", "was not staged", "has no copy of it")
 
 
 class Truth:

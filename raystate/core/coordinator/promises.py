@@ -142,7 +142,7 @@ class Promises:
         durable, why = self._saves.fate(key)
         if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
             if skipped := self._skipped(key):
-                return False, f"{self._joins.where(skipped)} had no free slot for it before a newer step came"
+                return False, f"{self._joins.where(skipped)} has no copy of it, and newer steps came"
             if self._is_passed_over(key):
                 return False, "a later step was made durable without it"
         return durable, why

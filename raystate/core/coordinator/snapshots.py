@@ -217,7 +217,8 @@ class Snapshots:
         self.context.log("debug", why)
         snap = self.memory.snaps.get(key)
         if snap is not None and snap.promised_by_some:
-            self.saves.lost(key, why)
+            # An earlier Coordinator may have seen that it had one, which made room. (test_ending.test_nobody_knows_why_a_copy_is_gone)
+            self.saves.lost(key, f"rank {rank} (host {view.host}) has no copy of it, and newer steps came")
         unit = self.interval * max(1, self.context.settings.snapshot_every_steps)
         if step <= self._mark or step % unit:
             return
