@@ -28,11 +28,12 @@ class Sigterm:
     Ray's handler, which replaces the default one, ends a Ray that this process has started before anything is durable.
 
     Attributes:
-        raised: what it has raised; a second signal must not end what the first one began.
+        raised: what it has raised last.
     """
 
     def __init__(self) -> None:
         self.raised: Stopped | None = None
+        self._ends = False  # as it said: a second signal must not end what the first one began
         self._before: Any = None
         self._pid = -1
 
@@ -49,9 +50,11 @@ class Sigterm:
         """Around an end by `error`. Ray, if it was waited for, has put an exit of its own in the place of what this raised: gives that one,
         and raises it."""
         stopped = self.raised if isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg") else None
+        self._ends = isinstance(stopped or error, Stopped)
         try:
             yield stopped or error
         finally:
+            self._ends = False
             if stopped is not None:
                 raise stopped from None
 
@@ -64,6 +67,6 @@ class Sigterm:
         if os.getpid() != self._pid:  # a fork, which dies of it
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif self.raised is None:
+        elif not self._ends:
             self.raised = Stopped(128 + number)
             raise self.raised

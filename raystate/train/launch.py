@@ -159,7 +159,7 @@ def _run(
 ) -> tuple[Any, tuple[str, ...]]:
     """Ray Train's result, and what the run's end says is lost."""
     try:
-        with own_interrupts(sigterm):
+        with own_interrupts():
             _enter(config, launch, takeover=takeover)
             result = trainer.fit()
     except TrainingFailedError as wrapped:
@@ -168,10 +168,11 @@ def _run(
         _release(config, launch, f"failed: {error}", after=error)
         raise error from cause
     except BaseException as error:  # the driver is being stopped: the run can go on later
-        trainer.abort()
-        why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-        _release(config, launch, f"the driver was stopped: {why}", after=error)
-        raise
+        with sigterm.instead_of(error) as end:
+            trainer.abort()
+            why = "Ctrl-C" if isinstance(end, KeyboardInterrupt) else str(end) or type(end).__name__
+            _release(config, launch, f"the driver was stopped: {why}", after=end)
+            raise
     return result, _release(config, launch, "finished")
 
 

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from ray.train.v2.jax import JaxTrainer
 
 from raystate.actors.own_ray import has_dashboard
-from raystate.actors.stopping import Sigterm, in_main_thread
+from raystate.actors.stopping import in_main_thread
 from raystate.train.nodes import reach_directly
 from raystate.train.rays import datasets, placement_group_callback, placement_group_cleaner
 from raystate.waits import AT_ONCE_S
@@ -83,9 +83,9 @@ class QuietJaxTrainer(JaxTrainer):
 
 
 @contextlib.contextmanager
-def own_interrupts(sigterm: Sigterm) -> Generator[None, None, None]:
+def own_interrupts() -> Generator[None, None, None]:
     """Ctrl-C is the caller's again after Ray Train's fit(), which leaves its handler behind. That
-    handler hears the first two, and at the third ends the process as if all were well. And SIGTERM is what `sigterm` raised."""
+    handler hears the first two, and at the third ends the process as if all were well."""
     before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
     try:
         yield
@@ -93,8 +93,7 @@ def own_interrupts(sigterm: Sigterm) -> Generator[None, None, None]:
         handler = signal.getsignal(signal.SIGINT)
         if before is not None and handler is not before and _raised_in(handler, error):
             raise KeyboardInterrupt from None
-        with sigterm.instead_of(error):
-            raise
+        raise
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)

@@ -239,8 +239,8 @@ def test_ctrl_c_is_the_callers_again_after_fit() -> None:
     def rays(*_: object) -> None:
         sys.exit(0)
 
-    def fit(then: Callable[..., None], sigterm: Sigterm | None = None) -> None:
-        with trainer_module.own_interrupts(sigterm or Sigterm()):
+    def fit(then: Callable[..., None]) -> None:
+        with trainer_module.own_interrupts():
             signal.signal(signal.SIGINT, rays)
             then()
 
@@ -253,26 +253,36 @@ def test_ctrl_c_is_the_callers_again_after_fit() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_sigterm_while_ray_is_waited_for_is_sigterm() -> None:
+def test_sigterm_while_ray_is_waited_for_is_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray puts an exit of its own in the place of ours: a driver of `fit` ended with exit code 1."""
     sigterm, of_the_tests = Sigterm(), signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sigterm.take()
+    released: list[str] = []
+
+    def release(_config: StateConfig, _launch: str, reason: str, **_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)  # the second one: it must not end this
+        released.append(reason)
 
     def fit() -> None:
-        with trainer_module.own_interrupts(sigterm):
-            try:
-                signal.raise_signal(signal.SIGTERM)
-            except SystemExit:
-                rays = SystemExit(1)
-                vars(rays)["ray_terminate_msg"] = "as ray._raylet.check_signals does"
-                raise rays from None
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except SystemExit:
+            rays = SystemExit(1)
+            vars(rays)["ray_terminate_msg"] = "as ray._raylet.check_signals does"
+            raise rays from None
 
+    monkeypatch.setattr(launch, "_enter", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "_release", release)
+    trainer: Any = SimpleNamespace(fit=fit, abort=lambda: None)
     try:
         with pytest.raises(Stopped) as caught:
-            fit()
+            launch._run(trainer, CONFIG, "launch", sigterm, takeover=False)
+        with pytest.raises(Stopped):  # a script that goes on all the same hears the next one
+            signal.raise_signal(signal.SIGTERM)
     finally:
         sigterm.give_back()
         signal.signal(signal.SIGTERM, of_the_tests)
+    assert released == ["the driver was stopped: SIGTERM"]
     assert (caught.value.code, str(caught.value)) == (143, "SIGTERM")
 
 
