@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from raystate.core.coordinator.facts import remember
+from raystate.core.coordinator.leaving import UNFINISHED
 from raystate.core.formats.entries import MOST_FACTS, Fact, lost_saves
 from raystate.core.formats.log import next_entry
 from raystate.core.formats.messages import (
@@ -138,6 +140,27 @@ def test_a_trainer_remembers_its_newest_promises():
     for step in range(REMEMBERED + 3):
         promises.make(SnapshotId("1.1.x", step))
     assert [promises.made[0].step, len(promises.made)] == [3, REMEMBERED]
+
+
+def test_another_reason_for_a_known_key_forgets_no_other():
+    memory = {1: "a", 2: "b"}
+    remember(memory, 2, "c", most=2)
+    assert memory == {1: "a", 2: "c"}
+    remember(memory, 3, "d", most=2)
+    assert memory == {2: "c", 3: "d"}
+
+
+def test_what_a_release_gives_up_is_a_fact_of_the_log():
+    """`RunFailedError` named it, and `raystate ls` did not."""
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.hold(0, 3, promised=True)
+    driver.all_die()
+    driver.release("gave up")
+    (reply,) = driver.replies(LeaveReply)
+    assert reply == LeaveReply(step=2, errors=(f"step 3: {UNFINISHED}",))
+    assert driver.core.journal.tail is not None
+    assert [(key.step, why) for key, why in driver.core.journal.tail.given_up] == [(3, UNFINISHED)]
 
 
 # ---------------------------------------------------------------- several tries of one step

@@ -64,6 +64,6 @@ class Facts:
 
 def remember(memory: dict[K, T], key: K, value: T, *, most: int) -> None:
     """Keep it; where so many are kept already, the oldest is forgotten."""
-    if len(memory) >= most:
+    if key not in memory and len(memory) >= most:
         del memory[next(iter(memory))]
     memory[key] = value

@@ -154,8 +154,12 @@ class Leaving:
         return tuple(dict.fromkeys(text for one in self._left.values() for text in fates.late(one, but=told)))
 
     def _texts_of_release(self, told: int = -1) -> tuple[str, ...]:
+        texts = {key.step: why for key, why in self._lost_at_release(told).items()}
+        return tuple(of_step(step, why) for step, why in sorted(texts.items()))
+
+    def _lost_at_release(self, told: int = -1) -> dict[SnapshotId, str]:
         """The steps that the last group was promised and that are not durable, but for `told`, which
-        is named already."""
+        is named already: why, oldest first."""
         group, fate = self.joins.group, self.saves.fate
         name = "" if group is None else group.name
         lost = {key: why for key, why in self.journal.facts.given_up.items() if group_of(key.lineage) == name}
@@ -165,8 +169,7 @@ class Leaving:
         made = kept_steps(self.journal.tail)  # perhaps in a later lineage
         lost = {key: why for key, why in lost.items() if key.step != told and not is_made(key, made)}
         late = {key: (fate(key)[1] or why)[:WHY_CHARS] for key, why in lost.items() if fate(key)[0] is not True}
-        texts = {key.step: why for key, why in sorted(late.items(), key=lambda one: one[0].order)}
-        return tuple(of_step(step, why) for step, why in sorted(texts.items()))
+        return dict(sorted(late.items(), key=lambda one: one[0].order))
 
     def turn(self) -> None:
         """Answer ranks that wait for what they were promised, and go on as far as what is known and the time allow."""
@@ -259,10 +262,10 @@ class Leaving:
         self._since_s = self.context.now_s
         self.phase = "closing"
         fates, facts = self.promises.fates(), self.journal.facts
-        for event in self._left.values():
-            for key in fates.unfinished(event)[2]:
-                if key not in facts.given_up:
-                    facts.give_up(key, fates.fate(key)[1])
+        lost = {key: fates.fate(key)[1] for event in self._left.values() for key in fates.unfinished(event)[2]}
+        for key, why in (self._lost_at_release() if self._group is None else lost).items():
+            if key not in facts.given_up:
+                facts.give_up(key, why)
         if facts.has_news:  # at once: a retirement that storage holds up may last until the deadline
             self.journal.close(f"what is lost at the run's end: {self._why}")
 
@@ -342,7 +345,7 @@ class Leaving:
         elif self.phase == "closing" and waited_s >= settings.barrier_timeout_s:
             # The log has the removals that are not carried out: the next start finishes them.
             self.context.log(
-                "warning", f"released with unfinished removals after {waited_s:.1f} s: {'; '.join(self.journal.troubles[-1:])}"
+                "warning", "; ".join((f"released after {waited_s:.1f} s with work for the next start", *self.journal.troubles[-1:]))
             )
             self._finish()
         elif self.phase == "open":
