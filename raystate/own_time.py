@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -38,21 +39,24 @@ class OwnTime:
             return now_s - self._left_out_s
 
 
-_own_time = OwnTime(time.monotonic)
-
-
 def own_time() -> float:
     """Monotonic seconds of this process, as above: in place of `time.monotonic` wherever another
     process is judged, or waited for."""
-    _read_often()
-    return _own_time()
+    return _clock()()
 
 
 @functools.cache
-def _read_often() -> None:
+def _clock() -> OwnTime:
+    """Made by the first reading: one made at the import would take all until then for a gap."""
+    clock = OwnTime(time.monotonic)
+
     def read() -> None:
         while True:
             time.sleep(LOOK_EVERY_S)
-            _own_time()
+            clock()
 
     threading.Thread(target=read, name="raystate-own-time", daemon=True).start()
+    return clock
+
+
+os.register_at_fork(after_in_child=_clock.cache_clear)  # a child has no such thread, and perhaps a lock that nobody lets go

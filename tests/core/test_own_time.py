@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from raystate import own_time as own_time_module
 from raystate.own_time import OwnTime
 from raystate.waits import HOST_SILENT_S, LOOK_EVERY_S
 
@@ -50,3 +53,13 @@ def test_a_process_that_is_only_slow_counts_all():
         raw.now_s += HOST_SILENT_S * 0.9
         own()
     assert own() - before_s == raw.now_s - 1000.0
+
+
+def test_what_lies_before_the_first_reading_is_no_gap(monkeypatch: pytest.MonkeyPatch):
+    """Imports of JAX, and minutes in a process that waits, were taken for a stand-still: for 3 s then, this clock stood."""
+    raw = Raw()
+    monkeypatch.setattr(own_time_module, "OwnTime", lambda _: OwnTime(raw))
+    monkeypatch.setattr(own_time_module, "_clock", own_time_module._clock.__wrapped__)
+    raw.now_s += 60.0
+    first = own_time_module.own_time()
+    assert first == raw.now_s
