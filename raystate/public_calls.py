@@ -9,10 +9,11 @@ import difflib
 import functools
 import inspect
 import logging
+import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from raystate.core.formats.errors import ConfigError, RaystateError, RunFailedError
 
@@ -20,22 +21,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
 
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parent) + os.sep
 
 
 def public(call: Callable[P, R]) -> Callable[P, R]:
     """A function that users call."""
-    if inspect.isgeneratorfunction(call):
-
-        @functools.wraps(call)
-        def generator(*args: P.args, **kwargs: P.kwargs) -> Generator[Any, Any, Any]:
-            try:
-                return (yield from call(*args, **kwargs))
-            except RaystateError as error:
-                raise _cut(error)  # noqa: B904 - it is this one
-
-        return generator  # pyright: ignore[reportReturnType]
-
+    is_generator = inspect.isgeneratorfunction(call)
     parameters = inspect.signature(call).parameters
     takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     names = [name for name in parameters if name != "self"]
@@ -45,11 +36,19 @@ def public(call: Callable[P, R]) -> Callable[P, R]:
         try:
             if not (takes_all or parameters.keys() >= kwargs.keys()):
                 _refuse_unknown(call.__qualname__.removesuffix(".__init__"), kwargs, names)
-            return call(*args, **kwargs)
+            given = call(*args, **kwargs)
+            return cast(R, _each(cast(Any, given))) if is_generator else given
         except RaystateError as error:
             raise _cut(error)  # noqa: B904 - it is this one
 
     return function
+
+
+def _each(given: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    try:
+        return (yield from given)
+    except RaystateError as error:
+        raise _cut(error)  # noqa: B904 - it is this one
 
 
 def public_class(kind: C) -> C:

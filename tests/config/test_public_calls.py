@@ -96,6 +96,22 @@ def test_what_a_user_has_raised_stays(call: Callable[[], None]) -> None:
     assert said.index("ValueError: mine") < said.index("raystate.StorageError: ours")
 
 
+def test_a_folder_whose_name_begins_like_ours_is_not_ours() -> None:
+    theirs: dict[str, Callable[[], None]] = {}
+    source = "def fails():\n    raise ValueError('mine')\n"
+    exec(compile(source, f"{Path(raystate.__file__).parent}_jobs/train.py", "exec"), theirs)
+
+    def call() -> None:
+        try:
+            theirs["fails"]()
+        except ValueError as error:
+            raise raystate.StorageError("ours") from error
+
+    with pytest.raises(raystate.StorageError) as found:
+        public(call)()
+    assert "raystate_jobs/train.py" in "".join(traceback.format_exception(found.value))
+
+
 def test_the_same_text_behind_it_goes() -> None:
     def wraps() -> None:
         try:
@@ -125,6 +141,7 @@ MISSPELLED = {
     "raystate.StateManager(storage='runs/x')": r"StateManager\(\) takes .* 'storage'; there is config, takeover\. .*\(storage=…\)",
     "raystate.StateConfig(storage='runs/x', run='x', save_every_step=1)": r"did you mean 'save_every_steps'\?",
     "raystate.Reader('runs/x').restore(transform=1)": r"Reader\.restore\(\) takes no argument 'transform'; did you mean 'transforms'\?",
+    "raystate.Reader('runs/x').follow(refrence=1)": r"did you mean 'reference'\?",
     "raystate.load('runs/x', refernce=1)": r"load\(\) takes no argument 'refernce'; did you mean 'reference'\?",
     "raystate.load_async('runs/x', refernce=1)": r"did you mean 'reference'\?",
     "raystate.save('runs/x', {}, item={})": r"did you mean 'items'\?",
