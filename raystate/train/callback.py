@@ -238,7 +238,10 @@ class RayTrainCallback(_Callback):
                 late = endings.late_failures(self._workers, set(self._failures), grace_s=MOMENT_S, once=True)
                 if late:
                     self._failures |= late
-                    self._told = endings.told(self._run_hash, self._group, self._failures, within_s=0.0)
+                    now = endings.told(
+                        self._run_hash, self._group, self._failures, within_s=0.0
+                    )  # which has no time to look who leaves
+                    self._told = dataclasses.replace(now, leaving=now.leaving | self._told.leaving)
             self._leaving_hosts = self._told.leaving
             self._end_workers()
             return

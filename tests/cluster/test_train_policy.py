@@ -213,11 +213,13 @@ def test_when_nobody_says_who_was_first_the_living_are_asked(monkeypatch: pytest
     callback._workers = ["of rank 0", "of rank 1"]
     monkeypatch.setattr(callback, "_end_workers", lambda: None)
     monkeypatch.setattr(endings, "failures", lambda _: {0: died})
-    monkeypatch.setattr(endings, "told", lambda _hash, _group, seen, **_: Told(ends=tuple(seen.values())))
+    leaving = iter([frozenset({"a"}), frozenset[str]()])  # the second question is asked without time to look
+    monkeypatch.setattr(endings, "told", lambda _hash, _group, seen, **_: Told(ends=tuple(seen.values()), leaving=next(leaving)))
     monkeypatch.setattr(endings, "late_failures", lambda _, failed, **how: {1: mine} if failed == {0} and how["once"] else {})
     callback.after_worker_group_poll_status(SimpleNamespace(worker_statuses={}))
     ending = endings.classify(TrainingFailedError(), callback._told)
     assert (ending.rank, str(ending.error)) == (1, "mine")
+    assert callback._leaving_hosts == {"a"}
 
 
 def test_the_coordinator_is_told_of_a_start_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
