@@ -33,8 +33,9 @@ def reach_directly() -> None:
     addresses = [str(info["NodeManagerAddress"]) for info in ray.nodes() if info["Alive"]]
     there = os.environ.get(_NO_PROXY) or os.environ.get(_NO_PROXY.upper()) or ""
     os.environ[_NO_GRPC_PROXY] = ",".join(filter(None, [os.environ.get(_NO_GRPC_PROXY, there), *addresses]))
-    if there != "*":  # which means all, if it stands alone
-        os.environ[_NO_PROXY] = os.environ[_NO_PROXY.upper()] = ",".join(filter(None, [there, *addresses]))
+    for name in (_NO_PROXY, _NO_PROXY.upper()):
+        if (named := os.environ.get(name) or there) != "*":  # which means all, if it stands alone
+            os.environ[name] = ",".join(filter(None, [named, *addresses]))
 
 
 def selectors(pinned: Sequence[str | None], *, own: Any, avoid: frozenset[str]) -> list[dict[str, str]]:

@@ -41,6 +41,14 @@ def test_nodes_are_reached_directly_and_storage_by_the_proxy(given: str, monkeyp
     assert os.environ[VARIABLES[-1]] == os.environ["no_proxy"] == os.environ["NO_PROXY"]
 
 
+def test_each_of_two_lists_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs read one or the other."""
+    for name, value in (("https_proxy", "http://proxy:3128"), ("no_proxy", "a.example"), ("NO_PROXY", "b.example")):
+        monkeypatch.setenv(name, value)
+    reach_directly()
+    assert [os.environ[name] for name in ("no_proxy", "NO_PROXY")] == ["a.example,10.0.0.4,10.0.0.5", "b.example,10.0.0.4,10.0.0.5"]
+
+
 def test_who_has_named_other_addresses_for_grpc_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("grpc_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_grpc_proxy", "model.example")
