@@ -70,9 +70,9 @@ def _as_init_says(init_fn: Callable[[], Any], abstract: Any) -> tuple[Any, Calla
         ), written
     out_shardings = structure.unflatten(puts.shardings) if any(puts.shardings) else None
     lowered = jax.jit(init_fn, out_shardings=out_shardings).lower()
+    if not _is_committed(lowered):  # a restore needs no such program
+        return jax.tree_util.tree_map(lambda array: _outline(array, None), abstract), lambda: lowered.compile()()
     compiled = lowered.compile()
-    if not _is_committed(lowered):
-        return jax.tree_util.tree_map(lambda array: _outline(array, None), abstract), compiled
     return _placed(abstract, compiled.output_shardings), compiled
 
 

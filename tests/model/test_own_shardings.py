@@ -20,8 +20,10 @@ from orbax.checkpoint import v1
 
 import raystate
 from raystate.manager import StateManager
+from raystate.manager.fresh import abstract_state
 from raystate.restored import Restored
 from tests.arrays.saved import Saved
+from tests.arrays.test_spare import compiled
 from tests.model.test_every_tier import from_tier
 from tests.model.world import World
 
@@ -121,6 +123,12 @@ def test_arrays_lie_where_init_puts_them(name: str):
     for restored in got:
         assert where(restored.state) == where(expected)
         assert all((a == b).all() for a, b in zip(jax.tree.leaves(restored.state), jax.tree.leaves(expected), strict=True))
+
+
+def test_a_restart_compiles_no_program_of_a_state_that_lies_anywhere():
+    with compiled() as programs:
+        abstract_state(INITS["free"][0], None)
+    assert not programs
 
 
 # ---------------------------------------------------------------- abstract leaves without a sharding
