@@ -34,7 +34,8 @@ class _Lines(logging.StreamHandler[TextIO]):
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        run = getattr(record, "run", _runs[0] if len(set(_runs)) == 1 else "")
+        runs = {*_runs}
+        run = getattr(record, "run", runs.pop() if len(runs) == 1 else "")
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno < logging.WARNING else f"{record.levelname}: "
         return printable(f"{clock} raystate{run and f' {run}'}: {level}{super().format(record)}")
