@@ -59,4 +59,4 @@ def _clock() -> OwnTime:
     return clock
 
 
-os.register_at_fork(after_in_child=_clock.cache_clear)  # a child has no such thread, and perhaps a lock that nobody lets go
+os.register_at_fork(after_in_child=_clock.cache_clear)  # a child has no such thread, and perhaps a lock that stays held
