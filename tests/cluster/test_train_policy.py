@@ -15,6 +15,7 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 from raystate import RayTrainCallback, StateConfig, launch_context
 from raystate.actors.blame import raised
 from raystate.core.formats.errors import ConfigError, StorageError
+from raystate.core.formats.names import HostId
 from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.manager.opening import is_launched
 from raystate.runtime.ends import End, Told
@@ -213,7 +214,7 @@ def test_when_nobody_says_who_was_first_the_living_are_asked(monkeypatch: pytest
     callback._workers = ["of rank 0", "of rank 1"]
     monkeypatch.setattr(callback, "_end_workers", lambda: None)
     monkeypatch.setattr(endings, "failures", lambda _: {0: died})
-    leaving = iter([frozenset({"a"}), frozenset[str]()])  # the second question is asked without time to look
+    leaving = iter([frozenset({HostId("a")}), frozenset[HostId]()])  # the second question is asked without time to look
     monkeypatch.setattr(endings, "told", lambda _hash, _group, seen, **_: Told(ends=tuple(seen.values()), leaving=next(leaving)))
     monkeypatch.setattr(endings, "late_failures", lambda _, failed, **how: {1: mine} if failed == {0} and how["once"] else {})
     callback.after_worker_group_poll_status(SimpleNamespace(worker_statuses={}))

@@ -90,7 +90,7 @@ def test_it_does_so_without_a_with_block_too():
 
     managers = OpenManagers()
     managers.add(Open.config, Open(), launched=False)
-    managers._sigterm.raised = stopped = Stopped(143)
+    managers.sigterm.raised = stopped = Stopped(143)
     try:
         managers._at_exit()
     finally:
