@@ -378,10 +378,7 @@ class Pipeline:
 
     def show_life(self) -> None:
         """Any call is a sign of life for the hang watch: a word, if it is a while since the last."""
-        if self._session.is_over:
-            return
-        now_s = self._session.link.clock()
-        if now_s >= self._silent_until_s:
+        if not self._session.is_over and (now_s := self._session.link.clock()) >= self._silent_until_s:
             self._silent_until_s = now_s + LOOK_EVERY_S
             self.speak()
 
