@@ -120,8 +120,8 @@ class Run:
         import ray
 
         import raystate
+        from raystate.actors.admission import this_owner
         from raystate.actors.coordinator import ensure_coordinator
-        from raystate.actors.entering import this_owner
         from raystate.actors.naming import NAMESPACE, host_name
         from raystate.core.formats.messages import Ask, HostId, Joined, RestoreAsked, RestoreTried
         from raystate.storage import run_hash

@@ -28,14 +28,14 @@ from raystate.core.formats.errors import (
 )
 
 if TYPE_CHECKING:
-    from raystate.config import StateConfig
-    from raystate.counted import Counted
+    from raystate.config.state_config import StateConfig
+    from raystate.items.counted import Counted
+    from raystate.items.value import Value
     from raystate.manager import StateManager
     from raystate.reader import Reader, load, load_async, metadata, save, save_async
     from raystate.rehearsal import Rehearsal, rehearse
     from raystate.restored import Restored
     from raystate.train import RayTrainCallback, RunResult, fit
-    from raystate.value import Value
 
 __version__ = "0.1.0"
 
@@ -75,10 +75,10 @@ __all__ = [
 
 # Public name -> the module that defines it. Errors are not here: they are light and are imported above.
 _LAZY = {
-    "StateConfig": "raystate.config",
+    "StateConfig": "raystate.config.state_config",
     "StateManager": "raystate.manager",
     "Restored": "raystate.restored",
-    "Counted": "raystate.counted",
+    "Counted": "raystate.items.counted",
     "Reader": "raystate.reader",
     "save": "raystate.reader",
     "load": "raystate.reader",
@@ -90,7 +90,7 @@ _LAZY = {
     "fit": "raystate.train",
     "RayTrainCallback": "raystate.train",
     "RunResult": "raystate.train",
-    "Value": "raystate.value",
+    "Value": "raystate.items.value",
 }
 
 
@@ -107,7 +107,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _hint(name: str) -> str:
-    from raystate.other_names import MEMBERS
+    from raystate.config.hints import MEMBERS
 
     if name in MEMBERS:
         return f": {MEMBERS[name]}"

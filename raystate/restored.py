@@ -23,10 +23,10 @@ from raystate.arrays.stage import array_leaves
 from raystate.arrays.stored import state_dict
 from raystate.arrays.transforms import Rules, Transforms
 from raystate.arrays.tree import describe
-from raystate.config_errors import check_flag
+from raystate.config.errors import check_flag
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError, callers_code
 from raystate.core.formats.tree import TreeSpec
-from raystate.machine_memory import node_memory
+from raystate.machine.memory import node_memory
 from raystate.orbax.item_kinds import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
 

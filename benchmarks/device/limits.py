@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.device.figures import OFF, Teller
 from benchmarks.device.slots import slots_of
-from raystate import checksum
-from raystate.in_threads import in_threads
+from raystate.machine import checksum
+from raystate.machine.threads import in_threads
 
 TIMES = 5
 D2H = 2  # cudaMemcpyDeviceToHost

@@ -10,7 +10,7 @@ from typing import Any
 from ray import cloudpickle
 
 from raystate.core.formats.errors import ConfigError, Interrupted
-from raystate.runtime.ends import End, is_collateral, is_final, one_line
+from raystate.observe.ends import End, is_collateral, is_final, one_line
 
 MOST_ERROR_BYTES = 1 << 20  # of a pickled exception: a larger one is told by its text
 

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import HostId
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.runtime.link import HostCall, Unreachable
 
 AT_ONCE = 8  # calls under way

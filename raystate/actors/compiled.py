@@ -9,7 +9,7 @@ from pathlib import Path
 import ray
 
 from raystate.compilation import ProgramStore, keep_programs, node_folder, why_not
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 
 logger = logging.getLogger("raystate")
 

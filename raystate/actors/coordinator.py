@@ -21,25 +21,25 @@ from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayError
 from raystate import log_lines
 from raystate.actors.draining import DrainWatch
 from raystate.actors.hosts import RayHosts
-from raystate.actors.kept import Kept, Tenant, cluster_token, is_dead, take_storage
+from raystate.actors.kv_store import Kept, Tenant, cluster_token, is_dead, take_storage
+from raystate.actors.local_ray import at_own_priority
+from raystate.actors.log_routing import show_to
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
-from raystate.actors.own_ray import at_own_priority
 from raystate.actors.places import Places
 from raystate.actors.reporting import RunReport, answers_within_s, record_folder
 from raystate.actors.restarted import begin, is_restarted
-from raystate.actors.shown import show_to
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.coordinator.status import status_of
 from raystate.core.coordinator.tenancy import Occupancy, Owner, Presence, admit, in_use, occupancy, presence_of
 from raystate.core.formats.errors import RunInUseError
 from raystate.core.formats.messages import Event, Failure, HostId, Joined, JoinReply, ReleaseAsked, Reply, TrainerExited
-from raystate.own_time import own_time
-from raystate.runtime.ends import End, Told
-from raystate.runtime.one_storage import Claim
+from raystate.machine.own_time import own_time
+from raystate.observe.ends import End, Told
+from raystate.runtime.coordinator.one_storage import Claim
 from raystate.waits import AGAIN_S, ANSWER_S, COORDINATOR_STARTS_S, GOODBYE_S, QUICK_ANSWER_S, RETRY_LAST_S, SOON_S
 
 if TYPE_CHECKING:
-    from raystate.runtime.coordinator_loop import CoordinatorLoop
+    from raystate.runtime.coordinator.loop import CoordinatorLoop
 
 logger = logging.getLogger("raystate")
 
@@ -104,9 +104,9 @@ class CoordinatorActor:
         other = take_storage(self._config.storage, mine, lambda one: find_actor(coordinator_name(one.run_hash)) is not None)
         if other is not None:
             return other
-        from raystate.runtime.coordinator_loop import CoordinatorLoop
-        from raystate.runtime.record import Recorder
-        from raystate.runtime.retention import orbax_keep
+        from raystate.observe.record import Recorder
+        from raystate.runtime.coordinator.loop import CoordinatorLoop
+        from raystate.runtime.coordinator.retention import orbax_keep
         from raystate.storage import open_storage
 
         self._hosts.keep_waiting()

@@ -19,22 +19,22 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate import log_lines
 from raystate.actors.calling import answer_of
+from raystate.actors.local_ray import at_own_priority
+from raystate.actors.log_routing import show_to
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
-from raystate.actors.own_ray import at_own_priority
 from raystate.actors.restarted import begin, is_restarted
-from raystate.actors.shown import show_to
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Event, HostId, HostOrder, StopAsked, Write
+from raystate.machine.priority import give_way
 from raystate.runtime.link import Unreachable
-from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind
 from raystate.waits import RETRY_LAST_S, SIGTERM_S
 
 if TYPE_CHECKING:
-    from raystate.config import StateConfig
-    from raystate.runtime.host_loop import HostLoop
-    from raystate.runtime.notices import Notice
-    from raystate.runtime.one_storage import Claim
+    from raystate.config.state_config import StateConfig
+    from raystate.runtime.coordinator.one_storage import Claim
+    from raystate.runtime.host.loop import HostLoop
+    from raystate.runtime.host.notices import Notice
 
 HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
 
@@ -125,8 +125,8 @@ class HostActor:
     def _open(self) -> None:
         from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
         from raystate.arena.vanished import why_files_may_vanish
-        from raystate.runtime.host_loop import HostLoop
-        from raystate.runtime.notices import Notice
+        from raystate.runtime.host.loop import HostLoop
+        from raystate.runtime.host.notices import Notice
         from raystate.storage import open_storage
 
         host = self._host
@@ -256,7 +256,7 @@ class HostActor:
 
     def sees(self, claim: Claim) -> bool:
         """Whether what the Coordinator has written appears here. Raises what `open` raises: a trainer needs both."""
-        from raystate.runtime.one_storage import sees
+        from raystate.runtime.coordinator.one_storage import sees
 
         self.open()
         return sees(self._storage_url, claim)
@@ -284,7 +284,7 @@ class HostActor:
 def _preload(storage_url: str, arena_dir: str | None) -> None:
     from raystate.arena import default_root
 
-    for module in ("raystate.runtime.host_loop", "raystate.runtime.notices", "raystate.runtime.one_storage"):
+    for module in ("raystate.runtime.host.loop", "raystate.runtime.host.notices", "raystate.runtime.coordinator.one_storage"):
         importlib.import_module(module)
     storage_kind(storage_url)
     default_root(arena_dir)

@@ -16,11 +16,11 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from raystate.actors.calling import future_of, own_error
 from raystate.actors.host import create_host
-from raystate.actors.kept import Kept
+from raystate.actors.kv_store import Kept
 from raystate.actors.naming import find_actor, find_hosts, host_name
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.messages import HostId, HostOrder, Write
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.runtime.link import Unreachable
 from raystate.waits import AGAIN_S, AT_ONCE_S, ENDS_S, HOST_RESTARTS_S, UNFIT_NODE_S
 

@@ -13,16 +13,16 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
+from raystate.actors.admission import enter, this_owner
 from raystate.actors.blame import raised
 from raystate.actors.calling import answer_of, call_all
 from raystate.actors.coordinator import ensure_coordinator
-from raystate.actors.entering import enter, this_owner
 from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import HostId, Joined, Progress, Reply, TrainerExited
-from raystate.own_time import own_time
-from raystate.runtime.doorbell import Bell, Hello
+from raystate.machine.own_time import own_time
+from raystate.runtime.host.doorbell import Bell, Hello
 from raystate.runtime.link import Gone, HostCall, Unreachable
 from raystate.waits import ENDS_S, RETRY_FIRST_S, SOON_S
 

@@ -12,7 +12,7 @@ import ray
 from ray.util import list_named_actors
 
 from raystate.core.formats.messages import HostId
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.waits import AGAIN_S
 
 NAMESPACE = "raystate"

@@ -10,9 +10,9 @@ from ray.exceptions import RayError
 
 from raystate.actors.calling import own_error
 from raystate.actors.naming import find_actor, host_name
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.messages import Failure, HostId, Joined
-from raystate.runtime.one_storage import Claim, not_one_storage
+from raystate.runtime.coordinator.one_storage import Claim, not_one_storage
 
 
 class Places:

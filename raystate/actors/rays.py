@@ -6,7 +6,7 @@ against the installed Ray.
 
 from __future__ import annotations
 
-from raystate.ray_version import ray_internals
+from raystate.actors.ray_version import ray_internals
 
 with ray_internals():
     import ray._private.authentication.authentication_token_setup as authentication

@@ -13,10 +13,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.naming import coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.actors.reporting import answers_within_s, run_reports
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import RaystateError, RunInUseError, StorageError, although_promised, error_from_name
 from raystate.core.formats.messages import Ask, Failure, LeaveReply, ReleaseAsked
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.storage import open_storage, run_hash, visible_steps
 from raystate.waits import AGAIN_S, ENDS_S, QUICK_ANSWER_S, QUICK_STORAGE_S
 

@@ -25,8 +25,8 @@ from raystate.arena.slot_set import SlotSet, finished_sets
 from raystate.arena.sweep import sweep
 from raystate.arena.trainer import TrainerArena
 from raystate.arena.word import MAX_WORD_BYTES, WordCell
-from raystate.checksum import crc32c
-from raystate.machine_memory import NodeMemory, node_memory
+from raystate.machine.checksum import crc32c
+from raystate.machine.memory import NodeMemory, node_memory
 
 __all__ = [
     "MAX_WORD_BYTES",

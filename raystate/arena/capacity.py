@@ -10,7 +10,7 @@ from raystate.arena.files import PREFIX, SET_META, read_json
 from raystate.arena.locks import FileLock
 from raystate.arena.sizes import format_bytes
 from raystate.core.formats.errors import CapacityError, RaystateError
-from raystate.machine_memory import NodeMemory, node_memory
+from raystate.machine.memory import NodeMemory, node_memory
 from raystate.waits import ARENA_LOCK_S
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from raystate.arena.files import open_regular
 from raystate.core.formats.errors import RaystateError
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.waits import FILE_S
 
 # A forked child shares its parent's open files and so would keep the parent's locks alive after the parent's death.

@@ -11,7 +11,7 @@ from raystate.arena.files import FORMAT, HOST_LOCK, META, make_private_dir, read
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import ProcessMark
 from raystate.core.formats.errors import RaystateError
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.waits import FILE_S
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from raystate.core.formats.errors import ConfigError
-from raystate.machine_memory import node_memory
+from raystate.machine.memory import node_memory
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):

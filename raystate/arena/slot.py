@@ -20,10 +20,10 @@ import google_crc32c
 import numpy as np
 
 from raystate.arena.files import FORMAT, PAGE_BYTES, create_file, open_regular, page_ceil
-from raystate.checksum import Bytes, crc32c
 from raystate.core.formats.codec import dumps, loads
 from raystate.core.formats.errors import CapacityError, RaystateError
 from raystate.core.formats.reports import Staged
+from raystate.machine.checksum import Bytes, crc32c
 
 Role = Literal["host", "trainer", "reader"]
 

@@ -36,7 +36,7 @@ from raystate.arena.slot import Role, Slot, fill_slot_file
 from raystate.arena.word import WordCell
 from raystate.core.formats.codec import dumps
 from raystate.core.formats.errors import RaystateError
-from raystate.in_threads import map_in_threads
+from raystate.machine.threads import map_in_threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

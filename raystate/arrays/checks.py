@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.texts import printable
-from raystate.value import MOST_BITS, MOST_LEVELS
+from raystate.items.value import MOST_BITS, MOST_LEVELS
 
 _LARGEST_STEP = 2**63 - 1
 

@@ -8,9 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from raystate.aligned import aligned
 from raystate.arrays.checks import shown
 from raystate.arrays.mismatch import DifferenceError
+from raystate.machine.aligned import aligned
 
 _BLOCK = 1 << 16  # elements that are looked at together: what that takes stays in the cache
 

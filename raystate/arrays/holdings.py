@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from raystate.arrays.restore import ReadRequest
-from raystate.checksum import Bytes
 from raystate.core.formats.boxes import Box
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.names import HostId
 from raystate.core.formats.tree import Layout
+from raystate.machine.checksum import Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from raystate.arrays.checks import check_text, of_a_class, plain_json, shown
 from raystate.arrays.leaves import is_abstract
 from raystate.arrays.names import MOST_ITEM_CHARACTERS
 from raystate.core.formats.errors import ConfigError, ItemTopologyError, ReferenceMismatchError, callers_code
-from raystate.value import read, written
+from raystate.items.value import read, written
 
 logger = logging.getLogger("raystate")
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raystate.aligned import aligned
 from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
 from raystate.arrays.paths import shown
 from raystate.arrays.restore import ReadRequest
-from raystate.checksum import crc32c
 from raystate.core.formats.boxes import Box, intersection, slices
 from raystate.core.formats.errors import CorruptCheckpointError, ItemTopologyError, RaystateError, StepNotFoundError
 from raystate.core.formats.names import HostId
 from raystate.core.formats.tree import ArraySpec, LeafSpec, Piece, TreeSpec
 from raystate.core.trainer.sharing import HERE, HeldPiece, Missing, Take, WantedBox, share_out
-from raystate.in_threads import in_threads
+from raystate.machine.aligned import aligned
+from raystate.machine.checksum import crc32c
+from raystate.machine.threads import in_threads
 
 Values = tuple[tuple[int | float | bool | str | None, ...], ...]  # SlotTable.values
 

@@ -20,11 +20,11 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from raystate.aligned import SMALL_BYTES, aligned, is_aligned, padded
 from raystate.arrays.reference import Device
 from raystate.arrays.shards import places_of
 from raystate.core.formats.boxes import Box
 from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
+from raystate.machine.aligned import SMALL_BYTES, aligned, is_aligned, padded
 
 ALIKE = 1000  # so many small boxes of one kind are worth a program: to compile it takes as long as `device_put` of so many
 _BLOCK_BYTES = 1 << 20  # of which small boxes get their memory

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from raystate.arrays.checks import is_step, not_a_value
 from raystate.arrays.converting import number_as, number_in
+from raystate.arrays.holders_of_arrays import uncollected
 from raystate.arrays.leaves import (
     asked_by_restore_args,
     is_abstract,
@@ -30,7 +31,6 @@ from raystate.arrays.mismatch import MISSING, DifferenceError, Differences, way_
 from raystate.arrays.paths import Path, cannot_flatten, path_key
 from raystate.arrays.stored import EMPTY, Stored
 from raystate.arrays.transforms import KeepReference, Made, Rules, Unknown
-from raystate.arrays.uncollected import uncollected
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.texts import counted
 from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec, nest

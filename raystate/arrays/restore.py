@@ -16,6 +16,7 @@ from jax.sharding import Sharding
 
 from raystate.arrays.checks import plain_scalar
 from raystate.arrays.converting import converted, number_as
+from raystate.arrays.holders_of_arrays import uncollected
 from raystate.arrays.leaves import key_impl_of
 from raystate.arrays.mismatch import DifferenceError, Differences
 from raystate.arrays.paths import Path, shown
@@ -36,7 +37,6 @@ from raystate.arrays.reference import (
 )
 from raystate.arrays.shards import places_of
 from raystate.arrays.transforms import Rules
-from raystate.arrays.uncollected import uncollected
 from raystate.core.formats.boxes import Box, in_batches
 from raystate.core.formats.errors import callers_code
 from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec, nest

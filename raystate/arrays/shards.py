@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from raystate.aligned import SMALL_BYTES
 from raystate.core.formats.boxes import Box, Index, grid
 from raystate.core.formats.tree import CHUNK_BYTES
+from raystate.machine.aligned import SMALL_BYTES
 
 LEAST_PART_BYTES = 256 << 10  # of parts on average: each takes a line in the layout
 MOST_PARTS = 64  # that an axis is cut into at once: the length of a shard may have large prime factors only

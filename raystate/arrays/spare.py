@@ -28,7 +28,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from raystate.aligned import SMALL_BYTES, padded
+from raystate.machine.aligned import SMALL_BYTES, padded
 
 logger = logging.getLogger("raystate")
 

@@ -19,13 +19,13 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from raystate import checksum
 from raystate.arrays.spare import Buffers, Spare, enqueue
 from raystate.arrays.tree import Described, Plan
 from raystate.core.formats.boxes import Box, cut, slices
 from raystate.core.formats.errors import CapacityError
 from raystate.core.formats.tree import Piece
-from raystate.in_threads import in_threads
+from raystate.machine import checksum
+from raystate.machine.threads import in_threads
 
 _ROOM_BYTES = 512 << 10
 

@@ -14,10 +14,10 @@ import numpy as np
 from jax.core import Tracer
 
 from raystate.arrays.checks import check_text, kind, of_a_class, plain_scalar, shown
+from raystate.arrays.holders_of_arrays import uncollected
 from raystate.arrays.names import argument_of, check_names, flatten_trees, mistake
 from raystate.arrays.paths import TreeNode, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json, straight_boxes
-from raystate.arrays.uncollected import uncollected
 from raystate.core.formats.boxes import Box
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec, WriteOptions

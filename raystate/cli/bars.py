@@ -18,8 +18,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from raystate.byte_bars import byte_columns, can_show, passes_bars
 from raystate.cli.console import progress_out
+from raystate.observe.byte_bars import byte_columns, can_show, passes_bars
 from raystate.orbax.step_reader import StepReader
 from raystate.waits import SHOWN_AFTER_S
 

@@ -16,7 +16,7 @@ from raystate.cli.console import JsonOption, StorageArgument, count, figure, out
 from raystate.core.formats.errors import ConfigError
 from raystate.inspection.listing import RunSummary, StepSummary, beside, given_up, runs_below, summaries
 from raystate.inspection.places import Checkpoints
-from raystate.orbax.said import is_comparable
+from raystate.orbax.json_checks import is_comparable
 
 _SHOWN = 20
 

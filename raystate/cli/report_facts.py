@@ -16,7 +16,7 @@ from rich.progress import Progress
 from raystate.inspection.history import PastStep, RunHistory, read_history
 from raystate.inspection.listing import StepSummary, beside, given_up, summaries
 from raystate.inspection.places import Checkpoints
-from raystate.runtime.ledger import LedgerContent, LoggedRecovery, read_ledger
+from raystate.observe.ledger import LedgerContent, LoggedRecovery, read_ledger
 
 
 @dataclass(frozen=True, kw_only=True)

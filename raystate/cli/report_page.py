@@ -17,7 +17,7 @@ from raystate import __version__
 from raystate.cli.console import figure, size
 from raystate.cli.report_facts import ReportContent, ReportedSave
 from raystate.core.formats.texts import counted, printable
-from raystate.runtime.ledger import LoggedRecovery
+from raystate.observe.ledger import LoggedRecovery
 
 _LEFT, _BOTTOM, _TOP, _RIGHT = 70, 34, 14, 26
 _WIDE, _SMALL = (940, 300), (460, 180)

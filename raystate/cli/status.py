@@ -74,8 +74,8 @@ def join_ray() -> str:
     """The address of the cluster that there is."""
     import ray
 
-    from raystate.actors.own_ray import check_address, why_not_joined
-    from raystate.actors.whose_ray import strangers_ray
+    from raystate.actors.local_ray import check_address, why_not_joined
+    from raystate.actors.ray_discovery import strangers_ray
 
     address = os.environ.get("RAY_ADDRESS")
     if not address and (stranger := strangers_ray()) is not None:

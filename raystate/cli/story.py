@@ -14,11 +14,11 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from raystate.actors.whose_ray import ray_folder
+from raystate.actors.ray_discovery import ray_folder
 from raystate.cli.console import JsonOption, StorageArgument, out, print_json, when
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
-from raystate.runtime.record import AttemptRecord, read_record, run_folders
-from raystate.runtime.story import Decision, Moment, Story, known_steps, tell
+from raystate.observe.record import AttemptRecord, read_record, run_folders
+from raystate.observe.story import Decision, Moment, Story, known_steps, tell
 from raystate.storage import canonical_url
 
 _LOG_DIR = "--log_dir="  # of a raylet, Ray's process on each node

@@ -15,9 +15,9 @@ from raystate.cli.bars import byte_progress, count_progress
 from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size, step_or_latest
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
 from raystate.inspection.places import Checkpoints
+from raystate.inspection.verification import BadObject, StepReport, verify_log, verify_step
 from raystate.legacy.directory import LegacyCheckpoint
 from raystate.orbax.step_files import ReplacedError
-from raystate.verification import BadObject, StepReport, verify_log, verify_step
 
 
 def verify(

@@ -14,12 +14,12 @@ from flax import serialization
 
 from raystate.arrays.stage import HeldState, hold, host_arrays, native, views
 from raystate.arrays.tree import Described, describe
-from raystate.checksum import crc32c
 from raystate.compat.flax_errors import TargetError
 from raystate.compat.flax_several import Meeting, Share
 from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.core.formats.local_values import local_checksums
 from raystate.core.formats.tree import ArraySpec, SlotTable
+from raystate.machine.checksum import crc32c
 from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
 from raystate.storage import Storage, posix, replace_tree

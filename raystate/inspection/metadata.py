@@ -17,7 +17,7 @@ from raystate.core.formats.tree import LeafSpec, PathKey, TreeSpec, nest
 from raystate.inspection.places import Checkpoints
 from raystate.inspection.run_metadata import read_run_metadata
 from raystate.orbax.item_kinds import STATE_ITEMS
-from raystate.orbax.said import parse_json
+from raystate.orbax.json_checks import parse_json
 from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.orbax.stored import StoredValue
 from raystate.storage import ObjectInfo

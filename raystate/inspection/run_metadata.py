@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raystate.core.formats.errors import CorruptCheckpointError
-from raystate.orbax.said import parse_object
+from raystate.orbax.json_checks import parse_object
 from raystate.storage import ObjectExistsError, Storage
 
 logger = logging.getLogger("raystate")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from raystate.config.rehearsing import play
 from raystate.manager.facade import StateManager
 from raystate.public_calls import public_class
-from raystate.rehearsing import play
 
 public_class(StateManager)
 if not TYPE_CHECKING and play() is not None:

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Mapping
 
-from raystate.actors.stopping import Stopped
+from raystate.actors.launch_context import leave_unseen
 from raystate.core.formats.errors import (
     BarrierTimeoutError,
     RaystateError,
@@ -17,7 +17,7 @@ from raystate.core.formats.errors import (
     lost_steps,
 )
 from raystate.core.formats.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
-from raystate.launch_context import leave_unseen
+from raystate.machine.sigterm import Stopped
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 from raystate.waits import AGAIN_S, QUICK_ANSWER_S, TOLD_AFTER_S

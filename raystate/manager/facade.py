@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from raystate.actors.launch_context import count_save, current, note
 from raystate.arrays.checks import check_asked, check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.items import pack_items, real_items
 from raystate.arrays.transforms import Transforms
-from raystate.config import StateConfig, check_config
+from raystate.config.hints import KnowsOthers
+from raystate.config.state_config import StateConfig, check_config
 from raystate.core.formats.errors import ConfigError, Interrupted, RaystateError, StorageError, lost_steps
 from raystate.core.formats.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled
 from raystate.core.trainer.save_decision import SaveDecision
-from raystate.launch_context import count_save, current, note
 from raystate.manager.calls import alone
 from raystate.manager.ending import Departure
 from raystate.manager.fresh import abstract_state
@@ -25,7 +26,6 @@ from raystate.manager.restoring import Restoring, Wanted
 from raystate.manager.session import Session
 from raystate.manager.sourcing import Select, Source, check_source, restore_from_source
 from raystate.manager.staging import SaveArguments
-from raystate.other_names import KnowsOthers
 from raystate.reader import StepMetadata
 from raystate.restored import ReadOptions, Restored
 from raystate.runtime.link import Link

@@ -13,11 +13,11 @@ from raystate.arena.layouts import get_layout
 from raystate.arrays.holdings import BytesTaken, FarBox, Holding
 from raystate.arrays.memory import MemorySource, common_values
 from raystate.arrays.restore import PieceSource, ReadRequest
-from raystate.checksum import Bytes
 from raystate.core.formats.errors import CorruptCheckpointError, RaystateError
 from raystate.core.formats.messages import HostId, RestoreChoice
 from raystate.core.formats.own_files import common_files
 from raystate.core.formats.tree import Layout, SlotTable, TreeSpec
+from raystate.machine.checksum import Bytes
 from raystate.manager.peers import FarPieces
 from raystate.manager.session import Session
 from raystate.orbax.step_reader import StepReader

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from raystate.arrays.items import PackedItems, pack_items
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.messages import RestoreSettled
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 
 from raystate import log_lines
-from raystate.actors.stopping import Sigterm
-from raystate.config import StateConfig
-from raystate.config_errors import check_flag
+from raystate.actors.launch_context import LaunchContext, check_world, leave_unseen
+from raystate.config.errors import check_flag
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import RaystateError
-from raystate.launch_context import LaunchContext, check_world, leave_unseen
+from raystate.machine.sigterm import Sigterm
 from raystate.runtime.link import Link
 from raystate.storage import run_hash
 
@@ -124,7 +124,7 @@ def is_launched(config: StateConfig, context: LaunchContext | None) -> bool:
 def ray_link(config: StateConfig, launch: str | None, rank: int) -> Link:
     """The way to the run's actors. Starts a local Ray if this process is in none."""
     from raystate.actors.link import RayLink
-    from raystate.actors.own_ray import this_ray
+    from raystate.actors.local_ray import this_ray
 
     this_ray.enter()
     return RayLink(config, run_hash(config.storage, config.run), launch, rank)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raystate.arrays.holdings import FarBox
-from raystate.checksum import Bytes, crc32c
 from raystate.core.formats.errors import CorruptCheckpointError, RaystateError, StepNotFoundError
 from raystate.core.formats.messages import HostId, RestoreChoice
+from raystate.machine.checksum import Bytes, crc32c
 from raystate.manager.session import Session
 from raystate.runtime.link import HostCall
 from raystate.runtime.parts import PieceBoxes, PieceHead

@@ -24,13 +24,13 @@ from raystate.arrays.items import PackedItems, pack_items, real_items
 from raystate.arrays.paths import flatten
 from raystate.arrays.paths import shown as shown_path
 from raystate.arrays.tree import Described
-from raystate.config import StateConfig
+from raystate.config.rehearsing import play
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import Interrupted
 from raystate.manager.checking import AN_ADDRESS, SaveCheck
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.facade import StateManager
 from raystate.manager.staging import SaveArguments
-from raystate.rehearsing import play
 from raystate.restored import STATE, Restored
 from raystate.runtime.link import Link
 from raystate.storage import open_storage, run_hash

@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
-from raystate import fault_points
 from raystate.arena import format_bytes
-from raystate.config_errors import check_flag
+from raystate.config.errors import check_flag
 from raystate.core.formats.errors import (
     BarrierTimeoutError,
     CorruptCheckpointError,
@@ -23,11 +22,12 @@ from raystate.core.formats.errors import (
 )
 from raystate.core.formats.messages import Ask, Reply, RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
 from raystate.inspection import open_step
+from raystate.machine import fault_points
 from raystate.manager.memory_snapshot import MemorySnapshot, content_from_memory
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
+from raystate.observe.progress import Share
 from raystate.restored import ReadOptions, Restored, StepContent, content_from_storage
-from raystate.runtime.progress import Share
 from raystate.storage import Storage
 from raystate.waits import SHOWN_AFTER_S
 

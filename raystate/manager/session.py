@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from raystate.arena import TrainerArena, arena_path, default_root
 from raystate.arena.files import META
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import BarrierTimeoutError, CapacityError, RaystateError, StaleAttemptError, error_from_name
 from raystate.core.formats.messages import (
     Ask,
@@ -27,10 +27,10 @@ from raystate.core.formats.messages import (
     TrainerWord,
 )
 from raystate.core.formats.words import host_word_from_json, trainer_word_to_json
-from raystate.runtime import stacks
-from raystate.runtime.doorbell import Hello
+from raystate.observe.slow import load
+from raystate.runtime.host import stacks
+from raystate.runtime.host.doorbell import Hello
 from raystate.runtime.link import Gone, HostCall, Link, Ringer, Unreachable
-from raystate.runtime.slow import load
 from raystate.storage import run_hash
 from raystate.waits import AGAIN_S, REPLY_MARGIN_S
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from raystate import fault_points
 from raystate.arena import Slot
 from raystate.arrays.items import PackedItems
 from raystate.arrays.names import flatten_trees
@@ -20,6 +19,7 @@ from raystate.arrays.tree import Described
 from raystate.core.formats.local_values import digest, local_checksums
 from raystate.core.formats.messages import SnapshotId, Staged
 from raystate.core.formats.tree import SlotTable
+from raystate.machine import fault_points
 from raystate.manager.session import Session
 from raystate.restored import STATE
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from raystate.aligned import SMALL_BYTES, aligned
 from raystate.core.formats.errors import CapacityError, ConfigError
 from raystate.core.formats.tree import ArraySpec, LeafSpec
-from raystate.machine_memory import node_memory
+from raystate.machine.aligned import SMALL_BYTES, aligned
+from raystate.machine.memory import node_memory
 from raystate.orbax import kv
 
 Request = tuple[int, tuple[int, ...], tuple[int, ...]]  # leaf index, start, shape, in elements of the global array

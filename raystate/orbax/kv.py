@@ -14,7 +14,7 @@ from typing import Any
 import tensorstore as ts
 
 from raystate.core.formats.errors import GCS_HINTS, CorruptCheckpointError, RaystateError, StorageError
-from raystate.machine_memory import MOST_READ_BYTES
+from raystate.machine.memory import MOST_READ_BYTES
 from raystate.waits import LONGEST_S
 
 # Orbax's own settings for a checkpoint: values up to 1 KiB lie in the B-tree's nodes, one manifest file.

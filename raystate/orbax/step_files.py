@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from raystate.core.formats.errors import CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
 from raystate.core.formats.own_files import MARKER
 from raystate.core.formats.tree import Package
-from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
+from raystate.machine.memory import MOST_READ_BYTES, TooLargeError
 from raystate.orbax import kv
 
 _MANIFEST = "manifest.ocdbt"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.texts import counted
 from raystate.core.formats.tree import PathKey
-from raystate.orbax.said import MOST_LEVELS, Said, check_name, parse_form, parse_object
+from raystate.orbax.json_checks import MOST_LEVELS, Said, check_name, parse_form, parse_object
 
 CUSTOM_KEY = "raystate.custom"  # holds a custom value that isn't a dict, for Orbax takes only dicts
 KEY_IMPL = "random_key_impl"  # Orbax's key for the implementation of typed PRNG keys, in an array's `ext_metadata`

@@ -22,7 +22,7 @@ from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
 from raystate.orbax.array_specs import describe_store, open_arrays, plain_spec, read_spec
 from raystate.orbax.item_kinds import JSON_FILES, METRICS, ItemKind, choose_state, item_kind, iterator_files, iterator_states
-from raystate.orbax.said import parse_json, parse_object
+from raystate.orbax.json_checks import parse_json, parse_object
 from raystate.orbax.step_files import HasKvstore, StepFiles, of_one_checkpoint
 from raystate.orbax.step_metadata import (
     ARRAY_FOLDER,

@@ -13,12 +13,12 @@ import jax
 from raystate.arrays.checks import check_asked
 from raystate.arrays.monitoring import reading
 from raystate.arrays.transforms import Transforms
+from raystate.config.hints import KnowsOthers
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
 from raystate.inspection import Checkpoints, StepMetadata, look
 from raystate.orbax.item_kinds import STATE_ITEMS
-from raystate.orbax.said import is_comparable
+from raystate.orbax.json_checks import is_comparable
 from raystate.orbax.step_reader import StepReader
-from raystate.other_names import KnowsOthers
 from raystate.public_calls import public_class
 from raystate.restored import STATE, ReadOptions, Restored, StepContent, content_from_storage
 from raystate.storage import StorageUrl

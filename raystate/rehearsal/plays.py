@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from raystate.arena.files import PREFIX, default_root
+from raystate.config.rehearsing import Play
 from raystate.core.formats.errors import RaystateError
 from raystate.rehearsal.verdict import Played
-from raystate.rehearsing import Play
 from raystate.storage import open_storage
 from raystate.storage.url import canonical_url
 from raystate.waits import ENDS_S, STARTS_S

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raystate.config import StateConfig, check_config
+from raystate.config.rehearsing import Play, play
+from raystate.config.state_config import StateConfig, check_config
 from raystate.core.formats.errors import ConfigError
 from raystate.public_calls import public
 from raystate.rehearsal.plays import Stage, scratch_folder
 from raystate.rehearsal.verdict import PLAYS, Played, Rehearsal, Verdict
-from raystate.rehearsing import Play, play
 from raystate.waits import LONGEST_S
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from raystate.core.formats.messages import HostId, Progress, Reply, TrainerExited
-from raystate.runtime.doorbell import Hello
+from raystate.runtime.host.doorbell import Hello
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, for this package only

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from raystate.checksum import crc32c
 from raystate.core.formats.errors import StorageError
-from raystate.in_threads import map_in_threads
+from raystate.machine.checksum import crc32c
+from raystate.machine.threads import map_in_threads
 
 READERS = 4  # objects that are read through at a time
 

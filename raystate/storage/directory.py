@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from raystate.core.formats.errors import ConfigError, StorageError
-from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
+from raystate.machine.memory import MOST_READ_BYTES, TooLargeError
 from raystate.storage import posix
 from raystate.storage.attempts import attempt, describe, in_the_way
 from raystate.storage.base import (

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from raystate.core.formats.errors import GCS_HINTS, StorageError
-from raystate.machine_memory import MOST_READ_BYTES
+from raystate.machine.memory import MOST_READ_BYTES
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError
 from raystate.storage.objects import BucketStorage

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raystate.core.formats.errors import StorageError
-from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
+from raystate.machine.memory import MOST_READ_BYTES, TooLargeError
 from raystate.storage.attempts import attempt
 from raystate.storage.base import (
     Listing,

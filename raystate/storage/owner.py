@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 from raystate.core.formats.errors import StorageError
-from raystate.in_threads import map_in_threads
+from raystate.machine.threads import map_in_threads
 from raystate.storage.names import METADATA, STATE, TREE_METADATA, log_name
 from raystate.storage.url import open_storage
 

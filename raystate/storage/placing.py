@@ -22,8 +22,8 @@ from raystate.core.formats.errors import StorageError
 from raystate.storage import posix
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectExistsError, Storage
+from raystate.storage.checkpoint_files import is_unfinished, items_of, not_of_one
 from raystate.storage.names import MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA
-from raystate.storage.of_one import is_unfinished, items_of, not_of_one
 from raystate.storage.owner import owner_of
 from raystate.storage.replacing import OLD, put_back, replace_tree
 from raystate.storage.replacing_objects import FixedNames, replace_with_files

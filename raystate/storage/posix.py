@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from raystate.checksum import crc32c
+from raystate.machine.checksum import crc32c
 from raystate.storage.base import TEMPORARY_PREFIX, ObjectInfo
 from raystate.storage.names import STATE
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from raystate.core.formats.errors import StorageError
 from raystate.storage.attempts import tell_also
 from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectMissingError, Storage
+from raystate.storage.checkpoint_files import says_what_is_there
 from raystate.storage.names import MARKER, METADATA, marker_last
-from raystate.storage.of_one import says_what_is_there
 
 logger = logging.getLogger("raystate")
 

@@ -1,8 +1,8 @@
 """Launching on Ray Train: `fit` and `RayTrainCallback`. Everything that depends on Ray Train's internals is in this package."""
 
-from raystate.launch_context import check_world
+from raystate.actors.launch_context import check_world
+from raystate.actors.ray_version import ray_internals
 from raystate.public_calls import public
-from raystate.ray_version import ray_internals
 
 with ray_internals():
     from raystate.train.callback import RayTrainCallback

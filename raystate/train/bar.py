@@ -13,9 +13,9 @@ from rich.progress import Progress, TaskID
 
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.reporting import RunReport
-from raystate.byte_bars import byte_columns, can_show, passes_bars
-from raystate.config import StateConfig
-from raystate.runtime.progress import Going
+from raystate.config.state_config import StateConfig
+from raystate.observe.byte_bars import byte_columns, can_show, passes_bars
+from raystate.observe.progress import Going
 from raystate.storage import run_hash
 from raystate.waits import ENDS_S, LOOK_EVERY_S, QUICK_ANSWER_S, SHOWN_AFTER_S
 

@@ -16,7 +16,7 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.train.rays import exceptions, worker_group
 from raystate.waits import AGAIN_S, STARTS_S
 

@@ -19,19 +19,20 @@ import ray
 from ray.train import get_context
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
-from raystate import launch_context, log_lines
+from raystate import log_lines
+from raystate.actors import launch_context
 from raystate.actors.draining import draining_nodes
-from raystate.actors.kept import check_travels
+from raystate.actors.kv_store import check_travels
+from raystate.actors.launch_context import LaunchContext, Restart
+from raystate.actors.ray_version import is_tested, warn_if_untested
 from raystate.actors.release import newest_step, release
-from raystate.config import StateConfig, check_config
+from raystate.config.rehearsing import play
+from raystate.config.state_config import StateConfig, check_config
 from raystate.core.formats.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
 from raystate.core.launcher.elastic import Newest, Sizes
-from raystate.launch_context import LaunchContext, Restart
-from raystate.own_time import own_time
-from raystate.ray_version import is_tested, warn_if_untested
-from raystate.rehearsing import play
-from raystate.runtime.ends import End, Told
-from raystate.runtime.slow import SlowLine
+from raystate.machine.own_time import own_time
+from raystate.observe.ends import End, Told
+from raystate.observe.slow import SlowLine
 from raystate.storage import run_hash
 from raystate.train import bundles, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups

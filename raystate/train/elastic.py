@@ -21,7 +21,7 @@ from raystate.actors.draining import draining_nodes
 from raystate.core.coordinator.context import ranks_text
 from raystate.core.formats.texts import counted
 from raystate.core.launcher.elastic import Elastic, Newest, Sizes, Wish, room_of
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.train import nodes
 from raystate.train.rays import scaling_policy
 from raystate.waits import LOOK_EVERY_S

@@ -18,9 +18,9 @@ from raystate.actors.blame import pickles_anywhere, raised, unpacked
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.core.formats.errors import RaystateError, RunInUseError, StaleAttemptError, StepOrderError
 from raystate.core.formats.texts import counted
-from raystate.own_time import own_time
-from raystate.runtime.ends import End, Told, cause_of, first_to_fail, is_collateral, one_line
-from raystate.runtime.slow import SlowLine, load
+from raystate.machine.own_time import own_time
+from raystate.observe.ends import End, Told, cause_of, first_to_fail, is_collateral, one_line
+from raystate.observe.slow import SlowLine, load
 from raystate.train.policy import Ending, signature_of
 from raystate.train.rays import exceptions
 from raystate.waits import MOMENT_S, QUICK_ANSWER_S

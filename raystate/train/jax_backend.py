@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ray.train.v2.jax.config import JaxConfig
 
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.waits import SOON_S, STARTS_S
 
 _ADDRESS = "master_addr_with_port"  # the keyword by which Ray tells its set-up function rank 0's address

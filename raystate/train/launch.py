@@ -18,22 +18,23 @@ from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import TrainingFailedError
 from ray.train.v2.jax import JaxConfig
 
-from raystate import launch_context, log_lines
+from raystate import log_lines
+from raystate.actors import launch_context
+from raystate.actors.admission import enter_first
 from raystate.actors.blame import check_sendable
 from raystate.actors.compiled import keep_compiled
-from raystate.actors.entering import enter_first
-from raystate.actors.own_ray import this_ray
+from raystate.actors.local_ray import this_ray
 from raystate.actors.release import release
-from raystate.actors.stopping import Sigterm
-from raystate.config import StateConfig, check_config
-from raystate.config_errors import check_flag
+from raystate.config.errors import check_flag
+from raystate.config.state_config import StateConfig, check_config
 from raystate.core.formats.errors import BarrierTimeoutError, ConfigError, Interrupted, RunFailedError, StorageError
 from raystate.core.launcher.elastic import Sizes
 from raystate.inspection.listing import given_up
+from raystate.machine.sigterm import Sigterm
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.opening import open_managers
+from raystate.observe.ends import is_final, is_of_rehearsal
 from raystate.public_calls import public
-from raystate.runtime.ends import is_final, is_of_rehearsal
 from raystate.storage import open_storage
 from raystate.train import endings, terminal
 from raystate.train.bar import run_bar

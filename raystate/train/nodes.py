@@ -15,8 +15,8 @@ import ray
 
 from raystate.actors.draining import draining_nodes
 from raystate.actors.rays import state
-from raystate.in_threads import map_in_threads
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
+from raystate.machine.threads import map_in_threads
 from raystate.waits import NODE_REACHED_S, SOON_S
 
 logger = logging.getLogger(__name__)

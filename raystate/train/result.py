@@ -10,12 +10,12 @@ from typing import Any
 
 from ray.train import Result
 
+from raystate.actors.launch_context import Restart
 from raystate.actors.release import newest_step
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import RaystateError, StepNotFoundError
-from raystate.launch_context import Restart
+from raystate.observe.ledger import LoggedRecovery, read_ledger
 from raystate.reader import Reader
-from raystate.runtime.ledger import LoggedRecovery, read_ledger
 from raystate.storage import open_storage
 from raystate.train.callback import Outcome
 

@@ -27,8 +27,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raystate.launch_context import saves_so_far
-from raystate.runtime.priority import give_way
+from raystate.actors.launch_context import saves_so_far
+from raystate.machine.priority import give_way
 from raystate.storage.url import storage_kind
 from raystate.train.bundles import make_groups_from
 from raystate.train.rays import worker_group

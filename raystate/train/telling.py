@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.core.formats.messages import Ask, HostId, ReleaseAsked, StopAsked, TrainerExited
 from raystate.core.formats.names import Lineage
-from raystate.runtime.ends import End
+from raystate.observe.ends import End
 from raystate.waits import AT_ONCE_S
 
 

@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import RayError
 from ray.train.v2.jax import JaxTrainer
 
-from raystate.actors.own_ray import has_dashboard
-from raystate.actors.stopping import in_main_thread
+from raystate.actors.local_ray import has_dashboard
+from raystate.machine.sigterm import in_main_thread
 from raystate.train.nodes import reach_directly
 from raystate.train.rays import datasets, placement_group_callback, placement_group_cleaner
 from raystate.waits import AT_ONCE_S

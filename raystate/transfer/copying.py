@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from raystate.checksum import crc32c
 from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.tree import DataObject, Package
+from raystate.machine.checksum import crc32c
 from raystate.storage import Storage, find_package
 from raystate.storage.names import MARKER, TREE_METADATA, marker_last
 from raystate.transfer.description import is_plain_name

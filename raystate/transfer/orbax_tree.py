@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from raystate.arrays.shards import chunk_shape
-from raystate.checksum import crc32c
 from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.tree import LeafSpec, TreeSpec
+from raystate.machine.checksum import crc32c
 from raystate.orbax.array_reads import Request
 from raystate.orbax.step_reader import StepReader
 from raystate.orbax.writer import write_item

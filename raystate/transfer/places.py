@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from raystate.checksum import crc32c
 from raystate.core.formats.errors import ConfigError, StorageError
+from raystate.machine.checksum import crc32c
 from raystate.storage import posix
 from raystate.transfer.urls import CHAIN, local_path, open_files, refuse_existing, split, storage_errors
 

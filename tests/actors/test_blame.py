@@ -16,8 +16,8 @@ import pytest
 import raystate
 from raystate.actors.blame import check_sendable, pickles_anywhere, raised, unpacked
 from raystate.core.formats.messages import HostId, RestoreChoice, RestoreTried, TrainerExited
-from raystate.runtime.ends import End, Ends, cause_of, first_to_fail, is_collateral
-from raystate.runtime.ledger import REMEMBERED_GROUPS, Ledger, read_ledger
+from raystate.observe.ends import End, Ends, cause_of, first_to_fail, is_collateral
+from raystate.observe.ledger import REMEMBERED_GROUPS, Ledger, read_ledger
 from raystate.storage.objects import ObjectStorage
 from tests.core.driver import AB, Driver
 

@@ -16,7 +16,7 @@ from tests.processes import REPO
 PROGRAM = """
 import os, pwd, sys
 import numpy as np
-import raystate, raystate.actors.own_ray as own_ray
+import raystate, raystate.actors.local_ray as own_ray
 from raystate.core.formats.errors import ConfigError
 folder, home = sys.argv[1:]
 os.chmod(folder, 0o777)

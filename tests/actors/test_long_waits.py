@@ -6,8 +6,8 @@ import pytest
 
 from raystate.core.coordinator.status import UnderWay
 from raystate.core.formats.messages import HostId, SaveId, Tick, Written
-from raystate.runtime.long_waits import LongWaits
-from raystate.runtime.progress import Going, Progress, Share
+from raystate.observe.long_waits import LongWaits
+from raystate.observe.progress import Going, Progress, Share
 
 MIB = 1 << 20
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from raystate.runtime import notices
-from raystate.runtime.notices import PREEMPTED, Notice
+from raystate.runtime.host import notices
+from raystate.runtime.host.notices import PREEMPTED, Notice
 from raystate.waits import PREEMPTION_S
 from tests.patience import PATIENCE_S
 

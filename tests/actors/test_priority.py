@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
-from raystate.runtime.priority import give_way
+from raystate.machine.priority import give_way
 
 os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))
 if sys.argv[2] == "user" and os.getuid() == 0:

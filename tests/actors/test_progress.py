@@ -17,10 +17,10 @@ from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.messages import Event, HostId, RestoreChoice, SaveId, Write
 from raystate.inspection import open_step
 from raystate.manager.restoring import Restoring, Wanted
+from raystate.observe.progress import Progress
 from raystate.orbax.kv import bytes_written
 from raystate.restored import ReadOptions, content_from_storage
-from raystate.runtime import host_loop
-from raystate.runtime.progress import Progress
+from raystate.runtime.host import loop as host_loop
 from raystate.storage import open_storage
 from tests.arena.sets import open_loop
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from raystate.runtime.progress import Going
+from raystate.observe.progress import Going
 from raystate.train import bar
 
 GIB = 1 << 30

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from raystate.runtime import slow
+from raystate.observe import slow
 from tests.patience import PATIENCE_S
 
 

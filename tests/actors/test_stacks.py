@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from raystate.core.formats.messages import EndTrainers, HostId
-from raystate.runtime import stacks
-from raystate.runtime.doorbell import Hello
+from raystate.runtime.host import stacks
+from raystate.runtime.host.doorbell import Hello
 from tests.arena.sets import open_loop
 from tests.patience import PATIENCE_S
 
 PROGRAM = """
 import sys, threading
 from pathlib import Path
-from raystate.runtime import stacks
+from raystate.runtime.host import stacks
 
 def waits_for_ever(lock):
     print("ready", flush=True)
@@ -93,7 +93,7 @@ def test_what_killed_processes_left_is_swept_and_of_living_ones_kept(hangs: subp
 FAULTHANDLER = """
 import faulthandler, os, sys
 from pathlib import Path
-from raystate.runtime import stacks
+from raystate.runtime.host import stacks
 
 with open(Path(sys.argv[1], "mine"), "w") as file:
     faulthandler.register(stacks.SIGNAL, file=file)
@@ -113,7 +113,7 @@ def test_a_programs_own_faulthandler_stays(tmp_path: Path):
 TWO = """
 import os, signal, sys
 from pathlib import Path
-from raystate.runtime import stacks
+from raystate.runtime.host import stacks
 
 first, second = Path(sys.argv[1], "first"), Path(sys.argv[1], "second")
 first.mkdir(), second.mkdir()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raystate.actors.stopping import Sigterm, Stopped
+from raystate.machine.sigterm import Sigterm, Stopped
 
 
 @contextlib.contextmanager

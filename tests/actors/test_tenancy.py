@@ -17,7 +17,7 @@ from ray import cloudpickle
 
 import raystate
 from raystate.actors.coordinator import CoordinatorActor
-from raystate.actors.kept import check_travels
+from raystate.actors.kv_store import check_travels
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.coordinator.tenancy import (
     Admission,

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import ray
 
-from raystate.actors import own_ray
+from raystate.actors import local_ray as own_ray
 from raystate.core.formats.errors import RaystateError
 from tests.patience import PATIENCE_S
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raystate.actors import whose_ray
+from raystate.actors import ray_discovery as whose_ray
 from raystate.cli.status import join_ray
 from raystate.core.formats.errors import ConfigError
 from tests.patience import PATIENCE_S
@@ -79,7 +79,7 @@ def test_a_script_beside_another_users_ray_starts_its_own_and_says_so(rays_port:
     script = f"""if True:
         import os
         os.getuid = lambda: {ANOTHER}
-        from raystate.actors.own_ray import start_ray
+        from raystate.actors.local_ray import start_ray
         import ray
         start_ray()
         print(ray.get_runtime_context().gcs_address)

@@ -10,7 +10,7 @@ from typing import Any
 
 from raystate.arena import HostArena, TrainerArena
 from raystate.core.formats.messages import HostId, Staged
-from raystate.runtime.host_loop import HostLoop
+from raystate.runtime.host.loop import HostLoop
 from raystate.storage import open_storage
 
 NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"

@@ -19,9 +19,9 @@ from raystate.core.formats.host_messages import Remember, RemoveSet
 from raystate.core.formats.messages import Advice, Event, HostId, HostReported, Staged, TrainerWord
 from raystate.core.formats.replies import Invalidate
 from raystate.core.formats.words import trainer_word_to_json
-from raystate.runtime import slot_store
-from raystate.runtime.doorbell import Hello
-from raystate.runtime.progress import Progress
+from raystate.observe.progress import Progress
+from raystate.runtime.host import slot_store
+from raystate.runtime.host.doorbell import Hello
 from tests.arena.sets import open_loop
 from tests.patience import PATIENCE_S
 

@@ -4,8 +4,8 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from raystate import checksum
-from raystate.checksum import Bytes, copy, crc32c
+from raystate.machine import checksum
+from raystate.machine.checksum import Bytes, copy, crc32c
 
 
 def copy_with_crc(target: Bytes, source: Bytes) -> int:

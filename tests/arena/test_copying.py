@@ -16,8 +16,8 @@ from raystate.core.formats.errors import CapacityError, StepNotFoundError
 from raystate.core.formats.messages import Advice, Copy, Event, HostId, HostReported, Invalidate, Staged, TrainerWord
 from raystate.core.formats.tree import ArraySpec, Layout, LeafSpec, Piece, SlotTable, TreeSpec
 from raystate.core.formats.words import trainer_word_to_json
-from raystate.runtime import copying
-from raystate.runtime.progress import Progress
+from raystate.observe.progress import Progress
+from raystate.runtime.host import copying
 from tests.arena.sets import open_loop
 from tests.cluster.training import wait_for
 

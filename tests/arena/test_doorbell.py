@@ -21,8 +21,8 @@ from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import HostId, JoinReply
 from raystate.manager import session as session_module
 from raystate.manager.session import Session
-from raystate.runtime import doorbell
-from raystate.runtime.doorbell import BYE, MAX_LINE_BYTES, RING, Bell, Caller, Door, Hello, socket_path
+from raystate.runtime.host import doorbell
+from raystate.runtime.host.doorbell import BYE, MAX_LINE_BYTES, RING, Bell, Caller, Door, Hello, socket_path
 from tests.arena.sets import Child
 from tests.interrupting import interrupted, needs_instructions
 from tests.patience import PATIENCE_S
@@ -199,7 +199,7 @@ def test_rings_without_end_are_read_a_piece_at_a_time(ring_up: Callable[[], tupl
 _OUT_OF_FILES = """
 import resource, socket
 from pathlib import Path
-from raystate.runtime.doorbell import Door
+from raystate.runtime.host.doorbell import Door
 door = Door(Path(sys.argv[1]))
 callers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
 for caller in callers:
@@ -381,7 +381,7 @@ def test_a_bell_that_is_introduced_while_it_connects_says_both(root: Path, door:
 
 _FORKS = """
 from pathlib import Path
-from raystate.runtime.doorbell import Bell, Hello
+from raystate.runtime.host.doorbell import Bell, Hello
 from tests.arena.sets import Child
 bell = Bell(Path(sys.argv[1]), Hello(rank=1, world=2, lineage="1.1.a", incarnation="i1"))
 bell.connect(60.0)

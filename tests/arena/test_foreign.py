@@ -19,7 +19,7 @@ from raystate.arena.capacity import all_arenas, arena_bytes
 from raystate.arena.files import MAX_ARENA_DIR_BYTES
 from raystate.arena.locks import FileLock
 from raystate.arena.slot_set import read_note, trainer_lock
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import ConfigError, RaystateError
 from tests.arena.sets import NODE, SIZES, OpenHost, remove_gone, stage
 

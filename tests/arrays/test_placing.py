@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 import raystate
 import raystate.restored
-from raystate.aligned import aligned
 from raystate.arrays import memory, placing, restore, tree
 from raystate.arrays import reference as matching
 from raystate.arrays.holdings import Holding
@@ -23,6 +22,7 @@ from raystate.arrays.stage import copy, hold
 from raystate.arrays.tree import describe
 from raystate.core.formats.errors import ReferenceMismatchError
 from raystate.core.formats.tree import Layout
+from raystate.machine.aligned import aligned
 
 LARGE = (512, 256)
 

@@ -11,10 +11,10 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
-from raystate.aligned import SMALL_BYTES
 from raystate.arrays.spare import ALIKE, GROUP, MOST_PROGRAMS, Spare
 from raystate.arrays.stage import copy, hold
 from raystate.arrays.tree import describe
+from raystate.machine.aligned import SMALL_BYTES
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 LARGE = SMALL_BYTES // 4 + 1  # elements of float32

@@ -13,8 +13,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from raystate import checksum, in_threads
-from raystate.aligned import SMALL_BYTES
 from raystate.arrays import shards
 from raystate.arrays.holdings import Holding
 from raystate.arrays.memory import MemorySource
@@ -25,6 +23,9 @@ from raystate.arrays.tree import describe
 from raystate.core.formats.boxes import Box, slices
 from raystate.core.formats.errors import CapacityError, CorruptCheckpointError
 from raystate.core.formats.tree import WriteOptions
+from raystate.machine import checksum
+from raystate.machine import threads as in_threads
+from raystate.machine.aligned import SMALL_BYTES
 
 
 @pytest.fixture(scope="module")

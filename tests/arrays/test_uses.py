@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import raystate.restored
 from raystate.arrays.raw import check_spread, raw_wants
 from raystate.core.formats.errors import CapacityError, ConfigError, ReferenceMismatchError
-from raystate.machine_memory import NodeMemory
+from raystate.machine.memory import NodeMemory
 from raystate.restored import Restored
 from tests.arrays.saved import Saved
 

@@ -12,8 +12,8 @@ import pytest
 from rich.cells import cell_len
 
 from raystate.cli import bars, console
+from raystate.inspection.verification import verify_log
 from raystate.storage import find_garbage, open_storage, remove_garbage
-from raystate.verification import verify_log
 from tests.storage.test_garbage import claim, started
 
 

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raystate import __version__, verification
+from raystate import __version__
 from raystate.cli import gc
 from raystate.cli import verify as verifying
 from raystate.core.formats.errors import StorageError
 from raystate.core.formats.log import claim_entry
 from raystate.core.formats.messages import LiveStep
+from raystate.inspection import verification
+from raystate.inspection.verification import BadObject
 from raystate.reader.saving import save
 from raystate.storage import RunLog, StepFolder, Storage, open_storage
-from raystate.verification import BadObject
 from tests.cli.conftest import Command
 from tests.orbax.published import committed
 from tests.patience import PATIENCE_S

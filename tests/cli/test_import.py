@@ -27,9 +27,9 @@ from raystate.core.formats.errors import (
     StorageError,
 )
 from raystate.core.formats.log import claim_entry
+from raystate.inspection.verification import verify_log, verify_step
 from raystate.storage import RunLog, StepFolder, find_garbage, open_storage
 from raystate.transfer import IncomingStep, boxes, import_steps, open_source, orbax_tree
-from raystate.verification import verify_log, verify_step
 from tests.cli.transfers import STEP, a_run, files, in_memory_step, leaves, raystate_command
 from tests.model.world import Rank, World
 from tests.storage.backends import s3_backend

@@ -13,9 +13,9 @@ import pytest
 
 import raystate
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError
+from raystate.inspection.verification import verify_log, verify_step
 from raystate.storage import RunLog, StepFolder, open_storage
 from raystate.transfer import IncomingStep, import_steps, open_source
-from raystate.verification import verify_log, verify_step
 from tests.cli.transfers import a_run, files, in_memory_step, raystate_command
 
 STEPS = (1, 2, 3)

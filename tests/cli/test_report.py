@@ -19,7 +19,7 @@ import raystate
 from raystate.cli.report_facts import ReportContent, ReportedSave, measure_goodput
 from raystate.cli.report_page import Axis, render
 from raystate.inspection.history import PastStep, RunHistory, read_history
-from raystate.runtime.ledger import EVENTS, LoggedRecovery, read_ledger
+from raystate.observe.ledger import EVENTS, LoggedRecovery, read_ledger
 from raystate.storage import open_storage
 from tests.cli.transfers import raystate_command
 from tests.model.world import Rank, World

@@ -11,7 +11,7 @@ import pytest
 
 import raystate
 from raystate.arena.locks import FileLock
-from raystate.fault_points import FOLDER
+from raystate.machine.fault_points import FOLDER
 from raystate.testing.gcs import GcsServer
 from tests.cluster import strikes, toy
 from tests.cluster.training import NODE, NODES, STEPS, Training, pausing

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from raystate.actors.naming import NAMESPACE, coordinator_name, find_hosts, host_name
 from raystate.arena import SlotSet, arena_path, default_root
 from raystate.core.formats.errors import RaystateError
-from raystate.fault_points import FOLDER
+from raystate.machine.fault_points import FOLDER
 from raystate.storage import run_hash
 from tests.cluster.training import SAVES_EVERY, Training, wait_for
 from tests.patience import PATIENCE_S

@@ -12,9 +12,9 @@ import pytest
 
 import raystate
 from raystate.actors.naming import run_actors
+from raystate.inspection.verification import verify_log, verify_step
 from raystate.storage import find_garbage, open_storage, run_hash, visible_steps
 from raystate.testing.gcs import FaultRule, GcsServer
-from raystate.verification import verify_log, verify_step
 from tests.cluster.training import STEPS, Training, wait_for
 
 HOSTS = 2

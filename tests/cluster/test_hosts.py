@@ -15,7 +15,7 @@ from ray.exceptions import ActorUnavailableError
 
 import raystate
 from raystate.actors.hosts import RayHosts, waiting_key
-from raystate.actors.kept import Kept
+from raystate.actors.kv_store import Kept
 from raystate.actors.naming import find_hosts, host_name, run_actors
 from raystate.actors.release import release
 from raystate.arena import arena_path, default_root

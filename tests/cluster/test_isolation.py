@@ -17,8 +17,8 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 import raystate
+from raystate.actors.admission import this_owner
 from raystate.actors.coordinator import CoordinatorActor, Welcome
-from raystate.actors.entering import this_owner
 from raystate.actors.host import HostActor
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.core.formats.log import claim_entry

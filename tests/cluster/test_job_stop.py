@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import raystate
-from raystate.runtime.ledger import read_ledger
+from raystate.observe.ledger import read_ledger
 from raystate.storage import open_storage, run_hash
 from tests.patience import PATIENCE_S
 

@@ -11,7 +11,7 @@ import ray
 
 from raystate.actors.hosts import RayHosts
 from raystate.actors.naming import find_actor, host_name, wait_until_gone
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.messages import HostId
 from raystate.storage import run_hash
 from tests.patience import PATIENCE_S

@@ -33,7 +33,7 @@ class Trainer:
     def __init__(self, config: Any, *, rank: int, world: int, group: str, port: int):
         import jax
 
-        from raystate.launch_context import LaunchContext, set_context
+        from raystate.actors.launch_context import LaunchContext, set_context
 
         jax.distributed.initialize(f"127.0.0.1:{port}", world, rank)
         set_context(LaunchContext(config=config, group=group, rank=rank, world=world, launch="launch"))

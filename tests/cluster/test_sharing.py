@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.actors.entering import enter
+from raystate.actors.admission import enter
 from raystate.actors.naming import find_hosts, host_name, run_actors
 from raystate.storage import run_hash
 from tests.cluster.scripts import Script

@@ -19,13 +19,13 @@ import ray
 from orbax.checkpoint import checkpoint_managers as ocm
 
 import raystate
+from raystate.actors import admission as entering
 from raystate.actors import coordinator as coordinators
-from raystate.actors import entering
+from raystate.actors.admission import this_owner
 from raystate.actors.coordinator import CoordinatorActor
-from raystate.actors.entering import this_owner
 from raystate.actors.host import create_host
 from raystate.actors.hosts import RayHosts, waiting_key
-from raystate.actors.kept import Kept
+from raystate.actors.kv_store import Kept
 from raystate.actors.naming import coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.actors.release import release
 from raystate.arena import arena_path, default_root

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import raystate
-from raystate import launch_context
+from raystate.actors import launch_context
 from tests.cluster.training import wait_for, with_callback
 from tests.patience import PATIENCE_S
 

@@ -46,11 +46,11 @@ from ray.train.v2.api.preemption import PreemptionInfo
 import raystate
 from raystate.actors import release as release_module
 from raystate.actors.blame import raised, unpacked
-from raystate.actors.stopping import Sigterm, Stopped
 from raystate.cli import story
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.launcher.elastic import Sizes
-from raystate.runtime.ends import End, Told
+from raystate.machine.sigterm import Sigterm, Stopped
+from raystate.observe.ends import End, Told
 from raystate.train import bundles, elastic, endings, group_actors, jax_backend, launch, nodes, standby, telling
 from raystate.train import callback as callback_module
 from raystate.train import trainer as trainer_module
@@ -489,7 +489,7 @@ def test_the_actor_that_frees_places_asks_its_own_ray(ray_cluster: Any, by_value
 def test_rays_log_monitor_follows_our_mark() -> None:
     from ray._private.ray_constants import LOG_PREFIX_JOB_ID
 
-    from raystate.actors.shown import MARK
+    from raystate.actors.log_routing import MARK
 
     assert MARK == LOG_PREFIX_JOB_ID
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from ray.train.v2.api.exceptions import TrainingFailedError
 
-from raystate import RayTrainCallback, StateConfig, launch_context
+from raystate import RayTrainCallback, StateConfig
+from raystate.actors import launch_context
 from raystate.actors.blame import raised
+from raystate.actors.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.core.formats.names import HostId
-from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.manager.opening import is_launched
-from raystate.runtime.ends import End, Told
-from raystate.runtime.ledger import LoggedRecovery
+from raystate.observe.ends import End, Told
+from raystate.observe.ledger import LoggedRecovery
 from raystate.train import endings, standby, telling
 from raystate.train import result as result_module
 from raystate.train.callback import Outcome

@@ -14,7 +14,7 @@ import pytest
 from raystate.compilation import ProgramStore, node_folder
 from raystate.compilation import store as store_module
 from raystate.core.formats.messages import Settings
-from raystate.runtime.record import Recorder
+from raystate.observe.record import Recorder
 from tests.patience import PATIENCE_S
 
 KEY = "jit_step-" + "a" * 64

@@ -23,11 +23,11 @@ from ray.train import RunConfig
 from ray.train.v2._internal.util import construct_train_func
 
 import raystate
-from raystate.actors import own_ray
+from raystate.actors import local_ray as own_ray
 from raystate.arrays.tree import describe
+from raystate.config.hints import FIELDS, MEMBERS
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from raystate.manager import StateManager
-from raystate.other_names import FIELDS, MEMBERS
 from raystate.train import launch
 from tests.model.world import Rank, World
 from tests.patience import PATIENCE_S
@@ -352,7 +352,7 @@ def test_a_cluster_of_this_machine_gets_its_token(address: str, is_here: bool, t
         del environment["RAY_AUTH_MODE"]
         script = """if True:
             import contextlib, os
-            from raystate.actors import own_ray
+            from raystate.actors import local_ray as own_ray
             own_ray.ANSWER_S = 0.0
             with contextlib.suppress(ConnectionError):
                 own_ray.check_address()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raystate import own_time as own_time_module
-from raystate.own_time import OwnTime
+from raystate.machine import own_time as own_time_module
+from raystate.machine.own_time import OwnTime
 from raystate.waits import HOST_SILENT_S, LOOK_EVERY_S
 
 

@@ -17,11 +17,11 @@ from raystate.arrays.stage import copy, hold
 from raystate.arrays.tree import describe
 from raystate.core.formats.messages import HostId
 from raystate.core.formats.tree import Package, SlotTable, WriteOptions
-from raystate.runtime.ledger import EVENTS
-from raystate.runtime.packaging import build_package
+from raystate.observe.ledger import EVENTS
+from raystate.runtime.coordinator.packaging import build_package
+from raystate.runtime.host.share import write_share
+from raystate.runtime.host.writing import as_array
 from raystate.runtime.parts import HostPart
-from raystate.runtime.share import write_share
-from raystate.runtime.writing import as_array
 from raystate.storage import StepFolder, Storage, open_storage
 from raystate.storage.names import writer_name
 from tests.orbax.state_example import flat

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raystate import verification
+from raystate.inspection import verification
 from tests.damage.a_run import make_run
 from tests.damage.damages import Copy
 from tests.damage.judging import Flat, expected_of

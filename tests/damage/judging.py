@@ -18,9 +18,9 @@ from raystate.core.formats.errors import (
     StepNotFoundError,
     StorageError,
 )
+from raystate.inspection.verification import verify_log, verify_step
 from raystate.storage import open_storage
 from raystate.storage.names import LOG, PACKAGES, split_saved, step_of
-from raystate.verification import verify_log, verify_step
 from tests.damage.a_run import STEPS, Content, Counting
 from tests.damage.damages import Copy, Damage
 from tests.orbax.state_example import flat

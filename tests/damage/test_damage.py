@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from raystate import verification
-from raystate.inspection import places
+from raystate.inspection import places, verification
 from raystate.orbax import writer
 from raystate.orbax.writer import array_spec
 from raystate.storage import open_storage

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raystate import verification
 from raystate.arrays.items import set_iterators
 from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.formats.tree import ArraySpec, LeafSpec
+from raystate.inspection import verification
+from raystate.observe.ledger import EVENTS, LoggedRecovery, read_ledger
 from raystate.orbax.array_reads import read_boxes
-from raystate.runtime.ledger import EVENTS, LoggedRecovery, read_ledger
 from raystate.storage import open_storage
 from raystate.storage.names import GUARD, LOG, PACKAGES
 from tests.damage.a_run import STEPS, Counting

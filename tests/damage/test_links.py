@@ -16,6 +16,7 @@ import pytest
 import raystate
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.tree import Package
+from raystate.inspection.verification import verify_log, verify_step
 from raystate.storage import (
     RunLog,
     StepFolder,
@@ -26,7 +27,6 @@ from raystate.storage import (
 )
 from raystate.storage.names import ASIDE, BASES, DEAD, LOG, PACKAGES, STATE, TRASH, WORK, log_name
 from raystate.transfer.removing import remove_run, remove_step
-from raystate.verification import verify_log, verify_step
 from tests.damage.damages import FIRST
 from tests.storage.attempt import Attempt
 from tests.storage.backends import a_package

@@ -22,9 +22,9 @@ import pytest
 import raystate
 from raystate.cli import app
 from raystate.core.formats.errors import CapacityError, CorruptCheckpointError, RaystateError, ReferenceMismatchError
-from raystate.machine_memory import MOST_READ_BYTES
+from raystate.inspection.verification import verify_step
+from raystate.machine.memory import MOST_READ_BYTES
 from raystate.storage import open_storage
-from raystate.verification import verify_step
 from tests.orbax.published import publish
 
 SEED = int(os.environ["RAYSTATE_SEED"])

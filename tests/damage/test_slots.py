@@ -11,7 +11,7 @@ from raystate.arrays.tree import describe
 from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.messages import HostId, SaveId, Write
 from raystate.core.formats.tree import SlotTable
-from raystate.runtime import writing
+from raystate.runtime.host import writing
 from raystate.runtime.parts import HostPart
 from raystate.storage import open_storage
 

@@ -14,6 +14,7 @@ from pathlib import Path
 REPO = Path(__file__).parents[2]
 CORE = REPO / "raystate/core"
 _QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER}
+MOST_ATTRIBUTES = 18
 _SECONDS = re.compile(r"^_?[A-Z0-9_]*_S$")
 _VAGUE = re.compile(r"\b(nobody|whoever)\b", re.IGNORECASE)
 # Of other packages: what they call private by name or by folder.
@@ -92,6 +93,44 @@ def longest_chain() -> int:
     return max(map(depth, imports))
 
 
+def rooms() -> set[str]:
+    """Packages and loose modules at raystate's top, but for its door."""
+    return {path.stem for path in (REPO / "raystate").iterdir() if not path.name.startswith(("_", ".")) and path.suffix != ".typed"}
+
+
+def loose_modules() -> set[str]:
+    return {path.stem for path in (REPO / "raystate").glob("*.py") if not path.name.startswith("_")}
+
+
+def arrows() -> set[tuple[str, str]]:
+    """(room, another that it imports)"""
+    found: set[tuple[str, str]] = set()
+    known = rooms()
+    for path, _, tree in sources(REPO / "raystate"):
+        room = path.relative_to(REPO / "raystate").parts[0].removesuffix(".py")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "raystate":
+                inner = node.module.split(".")[1:2] or [alias.name for alias in node.names]
+                found |= {(room, one) for one in inner if one in known and one != room and room in known}
+    return found
+
+
+def attributes() -> list[int]:
+    """Of each class: how many its `__init__` sets."""
+    found: list[int] = []
+    for _, _, tree in sources(REPO / "raystate"):
+        for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            stored = {
+                node.attr
+                for method in kind.body
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+                for node in ast.walk(method)
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+            }
+            found.append(len(stored))
+    return found
+
+
 def time_outs() -> Iterator[tuple[str, str]]:
     """Names of modules that are named as seconds, and what each is set to."""
     for _, _, tree in sources(REPO / "raystate"):
@@ -145,6 +184,11 @@ def figures() -> dict[str, int]:
         "events of the Coordinator": union("events.py", "Event"),
         "parts of the Coordinator": parts(),
         "longest import chain in core": longest_chain(),
+        "loose modules": len(loose_modules()),
+        "rooms and loose modules at the top": len(rooms()),
+        "arrows between them": len(arrows()),
+        "attributes of the largest class": max(attributes()),
+        "classes with more than 18 attributes": sum(one > MOST_ATTRIBUTES for one in attributes()),
         "files directly in core": len(list(CORE.glob("*.py"))) - 1,
         'methods named "turn" or "tick" in core': functions(CORE, "turn|tick"),
         "time-outs of modules": len(list(time_outs())),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from ray._common.utils import get_default_ray_temp_dir
 
-from raystate import ray_version
+from raystate.actors import ray_version
 from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
@@ -113,7 +113,7 @@ def test_this_ray_has_all_that_is_used_of_its_internals(place: str):
 def test_rays_settings_have_their_names():
     from ray.train.v2._internal import constants
 
-    from raystate.actors.whose_ray import ray_folder
+    from raystate.actors.ray_discovery import ray_folder
     from raystate.train import bundles, callback
 
     assert callback.POLL_INTERVAL == constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR

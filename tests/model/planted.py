@@ -25,7 +25,7 @@ import raystate.manager.pipeline as pipeline
 import raystate.manager.restoring as restoring
 import raystate.manager.room as room
 import raystate.manager.session as session
-import raystate.runtime.slot_store as slot_store
+import raystate.runtime.host.slot_store as slot_store
 from raystate.core.formats.host_messages import Connected, Kill
 from raystate.core.formats.messages import SnapshotId
 from raystate.core.formats.words import host_word_to_json

@@ -23,7 +23,7 @@ from raystate.core.formats.errors import (
     StepOrderError,
     StorageError,
 )
-from raystate.counted import Counted
+from raystate.items.counted import Counted
 from raystate.manager import StateManager
 from raystate.reader import Reader
 from tests.model.iterators import Holds

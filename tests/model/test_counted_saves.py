@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raystate import ConfigError
-from raystate.launch_context import LaunchContext, saves_so_far, set_context, summary
+from raystate.actors.launch_context import LaunchContext, saves_so_far, set_context, summary
 from tests.model.world import Rank, World
 
 

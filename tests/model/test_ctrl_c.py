@@ -14,7 +14,7 @@ import pytest
 import raystate
 from raystate import manager as package
 from raystate.manager.opening import open_managers
-from raystate.runtime import host_loop
+from raystate.runtime.host import loop as host_loop
 from tests.interrupting import interrupted
 from tests.model.world import Rank, World
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import raystate
+from raystate.inspection.verification import verify_log, verify_step
 from raystate.manager import StateManager
 from raystate.storage import open_storage
-from raystate.verification import verify_log, verify_step
 from tests.model.test_restore_uses import Play, play  # noqa: F401 - a fixture
 
 

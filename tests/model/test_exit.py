@@ -14,8 +14,8 @@ import pytest
 from ray._raylet import raise_sys_exit_with_custom_error_message  # pyright: ignore[reportAttributeAccessIssue]
 
 import raystate
-from raystate import launch_context
-from raystate.actors.stopping import Stopped
+from raystate.actors import launch_context
+from raystate.machine.sigterm import Stopped
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.opening import OpenManagers
 from raystate.train.launch import _entry

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raystate.runtime.ledger import Ledger
+from raystate.observe.ledger import Ledger
 from tests.folders import hold, remove_unheld
 from tests.model.world import Rank, World
 from tests.patience import PATIENCE_S

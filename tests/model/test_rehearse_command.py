@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from raystate.arena import default_root
-from raystate.config import StateConfig
+from raystate.config.rehearsing import VARIABLE, Play, redirected
+from raystate.config.state_config import StateConfig
 from raystate.rehearsal.plays import Stage
-from raystate.rehearsing import VARIABLE, Play, redirected
 from raystate.storage import open_storage
 from tests.patience import PATIENCE_S
 
@@ -27,7 +27,7 @@ SCRIPT = """
 import os, sys, time
 import jax.numpy as jnp
 import tests.model.world as world
-from raystate.config import StateConfig, check_config
+from raystate.config.state_config import StateConfig, check_config
 from tests.model.test_uses import run
 
 MISTAKE, STORAGE = sys.argv[1:]

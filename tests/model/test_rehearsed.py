@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import pytest
 
 import tests.model.world as model
+from raystate.config.rehearsing import VARIABLE, Play
 from raystate.core.formats.errors import ConfigError, Interrupted
 from raystate.manager.rehearsed import RehearsedManager
 from raystate.rehearsal.plays import records_of
 from raystate.rehearsal.verdict import PLAYS, Played, Rehearsal, Verdict
-from raystate.rehearsing import VARIABLE, Play
 from raystate.storage.url import canonical_url
 from tests.model.iterators import Rows
 from tests.model.test_uses import run

@@ -17,7 +17,7 @@ import pytest
 import tensorstore as ts
 
 import raystate
-from raystate.verification import verify_step
+from raystate.inspection.verification import verify_step
 from tests.model.world import Rank, World
 
 MIB = 1 << 20

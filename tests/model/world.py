@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from raystate.arena import HostArena, arena_path, default_root
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import RaystateError, StorageError
 from raystate.core.formats.messages import (
     CarriedOut,
@@ -36,16 +36,16 @@ from raystate.core.formats.messages import (
     TrainerExited,
     Write,
 )
+from raystate.machine.own_time import OwnTime
 from raystate.manager import StateManager
-from raystate.own_time import OwnTime
-from raystate.runtime.coordinator_loop import CoordinatorLoop, Workers
-from raystate.runtime.doorbell import Hello
-from raystate.runtime.host_loop import HostLoop
-from raystate.runtime.ledger import Ledger
+from raystate.observe.ledger import Ledger
+from raystate.observe.progress import Progress
+from raystate.runtime.coordinator.loop import CoordinatorLoop, Workers
+from raystate.runtime.coordinator.retention import orbax_keep
+from raystate.runtime.host.doorbell import Hello
+from raystate.runtime.host.loop import HostLoop
 from raystate.runtime.link import Gone, HostCall, Link, Unreachable
 from raystate.runtime.parts import PieceBoxes
-from raystate.runtime.progress import Progress
-from raystate.runtime.retention import orbax_keep
 from raystate.storage import Storage, StorageWrapper, open_storage, run_hash
 from tests.folders import MODEL_NAME, hold
 

@@ -11,7 +11,7 @@ import numpy as np
 from raystate.core.formats.tree import ArraySpec, DataObject, LeafSpec, Package, TreeSpec
 from raystate.orbax.merge import build_files, own_folders
 from raystate.orbax.writer import write_item
-from raystate.runtime.share import write_share
+from raystate.runtime.host.share import write_share
 from raystate.storage import StepFolder, data_objects, open_storage
 from tests.orbax.state_example import ARRAYS, array, notes, state
 

@@ -15,9 +15,9 @@ import pytest
 import raystate
 from raystate.core.formats.messages import LiveStep
 from raystate.core.formats.tree import Package
+from raystate.inspection.verification import verify_log, verify_step
 from raystate.storage import RunLog, StepFolder, Storage, visible_steps
 from raystate.storage.names import MARKER
-from raystate.verification import verify_log, verify_step
 from tests.orbax.published import committed
 from tests.orbax.state_example import ARRAYS, array
 from tests.patience import PATIENCE_S

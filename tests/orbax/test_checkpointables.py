@@ -24,9 +24,9 @@ from raystate.arrays.checkpointables import is_checkpointable
 from raystate.arrays.items import pack_items
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from raystate.core.formats.own_files import MOST_BYTES
+from raystate.inspection.verification import verify_step
 from raystate.storage import open_storage
 from raystate.transfer import import_steps, open_source
-from raystate.verification import verify_step
 from tests.model.world import Rank, World
 
 TREE = {"w": np.arange(6, dtype=np.float32)}

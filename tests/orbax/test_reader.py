@@ -272,7 +272,7 @@ def test_nan_is_never_the_best(tmp_path: Path):
 
 def test_the_best_is_what_retention_keeps(tmp_path: Path):
     from raystate.core.formats.messages import LiveStep
-    from raystate.runtime.retention import preservation_policy, preserved
+    from raystate.runtime.coordinator.retention import preservation_policy, preserved
 
     values = {1: math.nan, 2: 3.0, 3: -math.inf, 4: 1.0, 5: -math.inf, 6: math.inf, 7: 2.0}
     reader = with_metrics(tmp_path, {step: {"loss": value} for step, value in values.items()})

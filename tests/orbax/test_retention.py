@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orbax.checkpoint import checkpoint_managers as cm
 
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.coordinator.retention import choose_retired
 from raystate.core.formats.messages import LiveStep
-from raystate.runtime.retention import orbax_keep
+from raystate.runtime.coordinator.retention import orbax_keep
 
 NAN = float("nan")
 

@@ -15,9 +15,9 @@ from orbax.checkpoint import v1
 
 import raystate
 from raystate.compat import flax_checkpoints as ours_of_flax
+from raystate.config.hints import MEMBERS, METHODS
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from raystate.manager import StateManager
-from raystate.other_names import MEMBERS, METHODS
 
 
 def test_restore_args_ask_for_what_they_ask_orbax_for(tmp_path: Path):

@@ -13,7 +13,7 @@ from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.core.formats.tree import ArraySpec, LeafSpec, TreeSpec
 from raystate.orbax import writer as writer_module
 from raystate.orbax.writer import write_item
-from raystate.runtime.share import write_share
+from raystate.runtime.host.share import write_share
 from raystate.storage import open_storage, posix
 from tests.orbax.published import kv_base, pieces, state_tree
 from tests.orbax.state_example import ARRAYS, bits

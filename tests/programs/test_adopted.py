@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import raystate
-from raystate.runtime.ledger import read_ledger
+from raystate.observe.ledger import read_ledger
 from raystate.storage import open_storage
 from tests.cluster.training import wait_for
 from tests.diffs import apply_hunk, hunks_of

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from raystate.core.formats.errors import StorageError
-from raystate.runtime.record import Recorder
+from raystate.observe.record import Recorder
 from raystate.storage import Storage, StorageWrapper, open_storage
 from tests.storage.harness import Process
 

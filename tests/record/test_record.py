@@ -20,8 +20,8 @@ import pytest
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import InvalidTransitionError, RaystateError
 from raystate.core.formats.messages import Command, Event, Failure, HostDown, HostId, Joined, Settings, SnapshotId, Tick
-from raystate.runtime.record import AttemptRecord, Record, Recorder, read_record, replay
-from raystate.runtime.record_codec import KINDS, UnknownMessageError, decode, encode
+from raystate.observe.record import AttemptRecord, Record, Recorder, read_record, replay
+from raystate.observe.record_codec import KINDS, UnknownMessageError, decode, encode
 from raystate.storage import open_storage
 from tests.patience import PATIENCE_S
 from tests.record.a_record import play, recorded
@@ -137,7 +137,7 @@ def test_a_simulated_run_is_decided_again_in_the_same_way(seed: int, monkeypatch
 def test_another_process_decides_the_same(tmp_path: Path) -> None:
     play(tmp_path / "run", tmp_path / "record")
     code = (
-        "import sys; from pathlib import Path; from raystate.runtime.record import read_record, replay; "
+        "import sys; from pathlib import Path; from raystate.observe.record import read_record, replay; "
         "print(sum(record.commands == again for one in read_record(Path(sys.argv[1])) for record, again, _ in replay(one)))"
     )
     count = sum(len(one.records) for one in read_record(tmp_path / "record"))

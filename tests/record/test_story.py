@@ -28,9 +28,9 @@ from raystate.core.formats.messages import (
     Staged,
     Tick,
 )
-from raystate.runtime.happenings import what_happened
-from raystate.runtime.record import AttemptRecord, Record, read_record
-from raystate.runtime.story import Story, known_steps, tell
+from raystate.observe.happenings import what_happened
+from raystate.observe.record import AttemptRecord, Record, read_record
+from raystate.observe.story import Story, known_steps, tell
 from tests.record.a_record import play
 from tests.record.test_record import every
 

@@ -22,10 +22,10 @@ from raystate.arrays.tree import describe
 from raystate.core.formats.local_values import local_checksums
 from raystate.core.formats.messages import HostId
 from raystate.core.formats.tree import CHUNK_BYTES, Layout, SlotTable, WriteOptions
-from raystate.runtime.packaging import build_package
+from raystate.runtime.coordinator.packaging import build_package
+from raystate.runtime.host.share import write_share
+from raystate.runtime.host.writing import as_array
 from raystate.runtime.parts import HostPart
-from raystate.runtime.share import write_share
-from raystate.runtime.writing import as_array
 from raystate.storage import StepFolder, open_storage
 from tests.reshard.nodes import Share, restore, share_of
 

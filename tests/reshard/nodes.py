@@ -16,7 +16,7 @@ import numpy as np
 
 from raystate.arena import HostArena, TrainerArena
 from raystate.arena.layouts import layout_name, put_layout
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Copy, HostId, RestoreChoice, Staged, TrainerWord
 from raystate.core.formats.tree import Layout, SlotTable
@@ -24,7 +24,7 @@ from raystate.core.formats.words import trainer_word_to_json
 from raystate.inspection import open_step
 from raystate.manager.memory_snapshot import MemorySnapshot, content_from_memory
 from raystate.restored import ReadOptions, Restored
-from raystate.runtime.host_loop import HostLoop
+from raystate.runtime.host.loop import HostLoop
 from raystate.runtime.link import HostCall, Unreachable
 from raystate.runtime.parts import PieceBoxes
 from raystate.storage import open_storage

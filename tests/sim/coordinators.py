@@ -31,7 +31,7 @@ from raystate.core.formats.messages import (
     Tick,
     Write,
 )
-from raystate.own_time import OwnTime
+from raystate.machine.own_time import OwnTime
 from tests.sim.faults import spring_folder_trap
 from tests.sim.nodes import Proc
 from tests.sim.storage import FILES, MARKER, Package, Token

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
-from raystate.checksum import crc32c
 from raystate.core.formats.entries import LogEntry
 from raystate.core.formats.log import claim_entry, live_steps
 from raystate.core.formats.tree import DataObject, Package
+from raystate.machine.checksum import crc32c
 from raystate.storage import RunLog, Storage, foreign_steps, open_storage
 from raystate.testing.gcs import GcsServer
 

@@ -32,10 +32,10 @@ from raystate.core.formats.messages import (
     Settings,
     SnapshotId,
 )
-from raystate.runtime.coordinator_loop import CoordinatorLoop
-from raystate.runtime.ledger import Ledger
-from raystate.runtime.record import Recorder
-from raystate.runtime.storing import Workers
+from raystate.observe.ledger import Ledger
+from raystate.observe.record import Recorder
+from raystate.runtime.coordinator.loop import CoordinatorLoop
+from raystate.runtime.coordinator.storing import Workers
 from raystate.storage import Storage
 from raystate.storage.objects import ObjectStorage
 from raystate.waits import ASKED_AGAIN_S

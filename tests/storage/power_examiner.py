@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from raystate.checksum import crc32c
 from raystate.core.formats.entries import LogEntry, WrittenEntry
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.log import claim_entry, live_steps
+from raystate.machine.checksum import crc32c
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import RunLog, StepFolder, Storage, collect_garbage, foreign_steps, open_storage, visible_steps
 from raystate.storage.base import TEMPORARY_PREFIX

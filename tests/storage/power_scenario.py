@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from raystate.checksum import crc32c
 from raystate.core.formats import entries
 from raystate.core.formats.log import live_steps
 from raystate.core.formats.tree import DataObject, Package
+from raystate.machine.checksum import crc32c
 from raystate.storage import StepFolder, Storage, StorageWrapper, open_storage
 from raystate.storage.names import writer_name
 from raystate.testing.storage import DiedError
@@ -100,7 +100,7 @@ def die_before_name_is_durable(patch: pytest.MonkeyPatch, place: int) -> None:
 
 def real_package(folder: StepFolder) -> Package:
     """Two hosts' shares of a state, which is `state_example.array(…, scale=step)`, and the Coordinator's merge."""
-    from raystate.runtime.packaging import build_package
+    from raystate.runtime.coordinator.packaging import build_package
 
     with ThreadPoolExecutor(max_workers=HOSTS) as hosts:
         parts = list(hosts.map(lambda host: _write_part(folder, host), range(HOSTS)))
@@ -110,8 +110,8 @@ def real_package(folder: StepFolder) -> Package:
 def _write_part(folder: StepFolder, host: int):
     from raystate.core.formats.messages import HostId
     from raystate.core.formats.tree import SlotTable
+    from raystate.runtime.host.share import write_share
     from raystate.runtime.parts import HostPart
-    from raystate.runtime.share import write_share
     from tests.orbax.published import pieces, state_tree, values_of
     from tests.orbax.state_example import state
 

@@ -18,7 +18,7 @@ from raystate.core.coordinator import journal
 from raystate.core.formats.entries import PlannedEntry
 from raystate.core.formats.log import key_of
 from raystate.core.formats.messages import Appended, LogEntry
-from raystate.runtime import storing
+from raystate.runtime.coordinator import storing
 from raystate.storage import RunLog, garbage, steps
 from raystate.storage.names import MARKER, attempt_of
 from tests.storage.crash_sweep import HISTORIES, faults, record, representatives, strike

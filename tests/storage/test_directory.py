@@ -15,7 +15,7 @@ import pytest
 
 from raystate import load, save
 from raystate.core.formats.errors import ConfigError, StorageError
-from raystate.machine_memory import MOST_READ_BYTES
+from raystate.machine.memory import MOST_READ_BYTES
 from raystate.storage import ObjectExistsError, ObjectMissingError, open_storage
 from raystate.storage.base import TEMPORARY_PREFIX
 from raystate.storage.names import LOG, STATE, TRASH, WORK

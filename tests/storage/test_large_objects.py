@@ -11,7 +11,7 @@ import pytest
 
 import raystate
 from raystate.core.formats.errors import CorruptCheckpointError, StorageError
-from raystate.machine_memory import MOST_READ_BYTES
+from raystate.machine.memory import MOST_READ_BYTES
 from raystate.orbax import step_files
 from raystate.storage import gcs, objects, s3
 from tests.storage.backends import BACKENDS, gcs_server, s3_server

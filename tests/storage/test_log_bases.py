@@ -17,10 +17,10 @@ from raystate.core.formats.codec import seal, unseal
 from raystate.core.formats.entries import NO_BASE, Base, LiveStep, LogEntry, WrittenEntry, plan
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.core.formats.log import claim_entry, key_of, next_entry
+from raystate.inspection.verification import verify_log
 from raystate.storage import ObjectMissingError, RunLog, Storage, StorageWrapper, collect_garbage, find_garbage
 from raystate.storage.names import BASES, LOG, base_name, base_number, log_name
 from raystate.testing.storage import DiedError, DyingAt, Failing, LosingAnswers, Recording
-from raystate.verification import verify_log
 from tests.storage.backends import BACKENDS
 
 SEED = int(os.environ["RAYSTATE_SEED"])

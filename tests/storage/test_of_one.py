@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raystate.storage.of_one import items_of
+from raystate.storage.checkpoint_files import items_of
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from raystate.core.formats.errors import StorageError
 from raystate.core.formats.log import claim_entry
-from raystate.runtime import one_storage
-from raystate.runtime.one_storage import Claim, not_one_storage, sees
+from raystate.runtime.coordinator import one_storage
+from raystate.runtime.coordinator.one_storage import Claim, not_one_storage, sees
 from raystate.storage import ObjectMissingError, RunLog, open_storage
 from raystate.storage.directory import DirectoryStorage
 

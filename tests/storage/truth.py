@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from raystate.checksum import crc32c
 from raystate.core.formats.entries import NO_BASE, Base, LogEntry, WrittenEntry
 from raystate.core.formats.log import live_steps, published_steps
 from raystate.core.formats.tree import Package
+from raystate.machine.checksum import crc32c
 from raystate.storage import Storage, visible_steps
 from raystate.storage.base import TEMPORARY_PREFIX, ObjectInfo
 from raystate.storage.names import (

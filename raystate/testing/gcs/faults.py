@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import pydantic
 from pydantic import Field
 
-from raystate.config_errors import config_error, contradiction, refuse_unknown
+from raystate.config.errors import config_error, contradiction, refuse_unknown
 from raystate.core.formats.errors import ConfigError
 from raystate.testing.gcs.answers import GcsAnswer, GcsError
 from raystate.testing.gcs.operations import Kind

@@ -23,7 +23,7 @@ from typing import TypeVar
 from raystate.arena.files import remove_entry
 from raystate.core.formats.codec import dumps, loads
 from raystate.core.formats.errors import BarrierTimeoutError
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.waits import AGAIN_S, CONNECT_S, SOON_S
 
 logger = logging.getLogger("raystate.doorbell")

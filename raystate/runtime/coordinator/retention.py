@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.coordinator.retention import Keep
 from raystate.core.formats.messages import LiveStep
 

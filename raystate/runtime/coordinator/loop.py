@@ -45,15 +45,15 @@ from raystate.core.formats.messages import (
     Tick,
     Write,
 )
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
+from raystate.observe.ledger import Ledger
+from raystate.observe.long_waits import LongWaits
+from raystate.observe.progress import Going
+from raystate.observe.record import Recorder
 from raystate.runtime.asks import Asks, Look, Looks
-from raystate.runtime.ledger import Ledger
-from raystate.runtime.long_waits import LongWaits
-from raystate.runtime.one_storage import Claim
-from raystate.runtime.packaging import OrbaxPackager, Packager
-from raystate.runtime.progress import Going
-from raystate.runtime.record import Recorder
-from raystate.runtime.storing import Storing, Workers
+from raystate.runtime.coordinator.one_storage import Claim
+from raystate.runtime.coordinator.packaging import OrbaxPackager, Packager
+from raystate.runtime.coordinator.storing import Storing, Workers
 from raystate.storage import LogGoneError, Storage
 from raystate.waits import AGAIN_S, ASKED_AGAIN_S, CRASHED_AGAIN_S, RETRY_FIRST_S
 

@@ -29,8 +29,8 @@ from raystate.core.formats.messages import (
     TrainerExited,
     Write,
 )
-from raystate.runtime.happenings import is_about, short, what_happened
-from raystate.runtime.record import AttemptRecord, Record
+from raystate.observe.happenings import is_about, short, what_happened
+from raystate.observe.record import AttemptRecord, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,18 +48,18 @@ from raystate.core.formats.messages import (
     Write,
 )
 from raystate.core.host.machine import Host
+from raystate.machine.priority import give_way
+from raystate.observe.progress import Share
 from raystate.orbax.kv import bytes_written
-from raystate.runtime import stacks
-from raystate.runtime.allotting import Allotting
-from raystate.runtime.copying import Copier, Peers
-from raystate.runtime.doorbell import Caller, Door, Hello, Waker
+from raystate.runtime.host import stacks
+from raystate.runtime.host.allotting import Allotting
+from raystate.runtime.host.copying import Copier, Peers
+from raystate.runtime.host.doorbell import Caller, Door, Hello, Waker
+from raystate.runtime.host.serving import Serving
+from raystate.runtime.host.slot_store import SlotStore
+from raystate.runtime.host.writing import write_slots
 from raystate.runtime.link import Unreachable
 from raystate.runtime.parts import HostPart
-from raystate.runtime.priority import give_way
-from raystate.runtime.progress import Share
-from raystate.runtime.serving import Serving
-from raystate.runtime.slot_store import SlotStore
-from raystate.runtime.writing import write_slots
 from raystate.storage import Storage
 from raystate.waits import LOOK_EVERY_S, PRUNE_EVERY_S, WORDS_EVERY_S
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pydantic
 
+from raystate.config.hints import FIELDS
 from raystate.core.formats.errors import ConfigError
-from raystate.other_names import FIELDS
 
 
 def contradiction(field: str, value: object, allowed: str) -> ConfigError:

@@ -29,9 +29,9 @@ from raystate.core.formats.host_messages import (
 )
 from raystate.core.formats.messages import HostId
 from raystate.core.formats.tree import Layout, SlotTable
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
+from raystate.machine.priority import give_way
 from raystate.runtime.parts import PieceHead
-from raystate.runtime.priority import give_way
 from raystate.waits import AT_ONCE_S, PEER_CALL_S, TRANSFER_S
 
 logger = logging.getLogger("raystate.host")

@@ -14,7 +14,7 @@ from ray import cloudpickle
 
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.rays import internal_kv
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import ConfigError
 
 logger = logging.getLogger("raystate")

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raystate import fault_points
 from raystate.arena import Slot, crc32c
 from raystate.core.formats.errors import CorruptCheckpointError
 from raystate.core.formats.local_values import local_checksums
 from raystate.core.formats.messages import HostId, Write
 from raystate.core.formats.tree import DataObject, Layout, Piece, SlotTable, TreeSpec
+from raystate.machine import fault_points
+from raystate.runtime.host.share import write_share
 from raystate.runtime.parts import HostPart
-from raystate.runtime.share import write_share
 from raystate.storage import StepFolder, Storage
 
 

@@ -11,22 +11,22 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from raystate import launch_context
+from raystate.actors import launch_context
 from raystate.actors.coordinator import Welcome, ensure_coordinator, make_coordinator
 from raystate.actors.host import create_host
 from raystate.actors.hosts import last_line
-from raystate.actors.kept import check_travels
+from raystate.actors.kv_store import check_travels
 from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors, wait_until_gone
 from raystate.actors.places import refused
 from raystate.actors.release import release_by_hash
 from raystate.actors.reporting import answers_within_s
-from raystate.config import StateConfig
+from raystate.config.state_config import StateConfig
 from raystate.core.coordinator.tenancy import Owner, told_differences
 from raystate.core.formats.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
 from raystate.core.formats.messages import Failure, HostId
-from raystate.own_time import own_time
-from raystate.runtime.one_storage import sees
-from raystate.runtime.slow import load, told_if_slow
+from raystate.machine.own_time import own_time
+from raystate.observe.slow import load, told_if_slow
+from raystate.runtime.coordinator.one_storage import sees
 from raystate.storage import run_hash as hash_of
 from raystate.waits import AGAIN_S, QUICK_ANSWER_S
 

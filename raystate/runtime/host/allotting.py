@@ -10,7 +10,7 @@ from raystate.arena import HostArena, SlotSet
 from raystate.core.formats.errors import CapacityError
 from raystate.core.formats.host_messages import HostEvent, SetRemoved
 from raystate.core.host.machine import Host
-from raystate.runtime.slot_store import SlotStore
+from raystate.runtime.host.slot_store import SlotStore
 
 
 class Allotting:

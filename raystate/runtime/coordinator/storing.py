@@ -14,7 +14,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from raystate import fault_points
 from raystate.core.coordinator.retention import Keep
 from raystate.core.formats.entries import own_commits
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StorageError
@@ -39,10 +38,11 @@ from raystate.core.formats.messages import (
 )
 from raystate.core.formats.tree import Package
 from raystate.inspection.run_metadata import put_run_metadata
+from raystate.machine import fault_points
+from raystate.machine.priority import give_way
+from raystate.runtime.coordinator.one_storage import Claim
+from raystate.runtime.coordinator.packaging import Packager
 from raystate.runtime.link import Unreachable
-from raystate.runtime.one_storage import Claim
-from raystate.runtime.packaging import Packager
-from raystate.runtime.priority import give_way
 from raystate.storage import LogGoneError, RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps
 from raystate.storage.foreign import is_run
 from raystate.storage.log_reader import FIRST

@@ -25,8 +25,8 @@ from raystate.arena.files import create_file, is_private_dir
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Command, Event, Settings
-from raystate.runtime.priority import give_way
-from raystate.runtime.record_codec import Record, UnknownMessageError, decode, encode
+from raystate.machine.priority import give_way
+from raystate.observe.record_codec import Record, UnknownMessageError, decode, encode
 from raystate.waits import AGAIN_S
 
 logger = logging.getLogger("raystate.coordinator")

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from raystate.arena import HostArena, SlotContent, SlotSet
-from raystate.checksum import crc32c
 from raystate.core.formats.boxes import Box, Index, slices
 from raystate.core.formats.errors import StepNotFoundError
 from raystate.core.formats.host_messages import HoldAsked, HoldEnded, HostEvent, SlotAddress
 from raystate.core.formats.messages import HostId, SnapshotId
 from raystate.core.formats.tree import Layout, SlotTable
+from raystate.machine.checksum import crc32c
+from raystate.runtime.host.slot_store import SlotStore
 from raystate.runtime.parts import PieceBoxes, PieceHead
-from raystate.runtime.slot_store import SlotStore
 
 REMEMBERED = 16  # pieces of snapshots: their layouts, and which of their arrays are intact
 

@@ -19,13 +19,13 @@ from pydantic import Field
 
 from raystate.arena.files import check_arena_dir
 from raystate.arena.sizes import parse_memory
-from raystate.config_errors import by_name, config_error, contradiction, one_of_all, plain, refuse_unknown
+from raystate.config.errors import by_name, config_error, contradiction, one_of_all, plain, refuse_unknown
+from raystate.config.rehearsing import redirected
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.messages import Settings
 from raystate.core.formats.tree import CHUNK_BYTES, WriteOptions
 from raystate.orbax.save_policies import save_rules
 from raystate.public_calls import public
-from raystate.rehearsing import redirected
 from raystate.storage.url import canonical_url, refuse_passing
 from raystate.waits import AUTOMATIC_SAVE_EVERY_S
 
@@ -208,7 +208,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         Raises:
             ConfigError: the file can't be read, or a field is bad; names file, section and field.
         """
-        from raystate.config_file import SECTION, read_section  # it loads yaml
+        from raystate.config.file import SECTION, read_section  # it loads yaml
 
         section = read_section(Path(path))
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from raystate.core.formats.errors import ConfigError, RaystateError
 from raystate.core.formats.messages import Failure
-from raystate.own_time import own_time
+from raystate.machine.own_time import own_time
 from raystate.storage import LogReader, ObjectMissingError, Storage, open_storage
 from raystate.storage.names import log_name
 from raystate.waits import AGAIN_S, FILE_S, QUICK_STORAGE_S

@@ -18,8 +18,8 @@ from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Event, Intent, RestoreSettled, TrainerExited, group_of
 from raystate.core.formats.texts import counted
-from raystate.in_threads import map_in_threads
-from raystate.runtime.ends import End, Ends, Told, cause_of
+from raystate.machine.threads import map_in_threads
+from raystate.observe.ends import End, Ends, Told, cause_of
 from raystate.storage import Storage
 from raystate.waits import GOODBYE_S
 

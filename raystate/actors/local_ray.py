@@ -20,11 +20,11 @@ from typing import Any
 
 import ray
 
+from raystate.actors.ray_discovery import strangers_ray
 from raystate.actors.rays import authentication, worker
-from raystate.actors.stopping import in_main_thread
-from raystate.actors.whose_ray import strangers_ray
 from raystate.core.formats.errors import RaystateError
-from raystate.runtime.slow import load, told_if_slow
+from raystate.machine.sigterm import in_main_thread
+from raystate.observe.slow import load, told_if_slow
 from raystate.waits import AGAIN_S, ANSWER_S
 
 NICENESS = "RAY_worker_niceness"  # the variable of Ray's setting

@@ -1,0 +1,1 @@
+"""Values that users put into `items`."""

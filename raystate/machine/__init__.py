@@ -1,0 +1,1 @@
+"""This computer: memory, threads, time, priority, signals, checksums."""

@@ -1,0 +1,1 @@
+"""What people look at: ledger, record, ends, progress."""

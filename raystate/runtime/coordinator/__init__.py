@@ -1,0 +1,1 @@
+"""What carries out the Coordinator's commands, without Ray."""

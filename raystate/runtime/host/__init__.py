@@ -1,0 +1,1 @@
+"""What carries out a host's commands, without Ray."""
