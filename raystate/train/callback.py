@@ -15,13 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray.train import get_context
-from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
 from raystate import log_lines
 from raystate.actors import launch_context
-from raystate.actors.draining import draining_nodes
 from raystate.actors.kv_store import check_travels
 from raystate.actors.launch_context import LaunchContext, Restart
 from raystate.actors.ray_version import is_tested, warn_if_untested
@@ -31,20 +28,20 @@ from raystate.config.state_config import StateConfig, check_config
 from raystate.core.formats.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
 from raystate.core.launcher.elastic import Newest, Sizes
 from raystate.machine.own_time import own_time
-from raystate.observe.ends import End, Told
 from raystate.observe.slow import SlowLine
 from raystate.storage import run_hash
 from raystate.train import bundles, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups
-from raystate.train.policy import Ending, RetryPolicy, pinned_nodes
+from raystate.train.launched_group import LaunchedGroup
+from raystate.train.places import Places
+from raystate.train.policy import Ending, RetryPolicy
 from raystate.train.rays import callbacks, states
 from raystate.train.standby import SWITCH, Standby
-from raystate.waits import ANSWER_S, MOMENT_S, PINNED_START_S, TRAIN_POLL_S
+from raystate.waits import ANSWER_S, TRAIN_POLL_S
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
-_NOTHING = Told(has_joined=False)
 POLL_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"  # the variable of Ray Train's setting
 
 
@@ -96,41 +93,32 @@ class RayTrainCallback(_Callback):
         warn_if_untested()
         # Standby processes reach deepest into Ray, and are only a matter of speed.
         self._wants_standby = os.environ.get(SWITCH, "1") != "0" and is_tested()
-        self._launch, self._group = secrets.token_hex(8), ""
+        self._launch = secrets.token_hex(8)
         self._restarts: tuple[Restart, ...] = ()
         self._reset()
 
-    def _reset(self) -> None:
-        """What only the controller's copy uses."""
-        self._workers: list[Any] = []
-        self._failures: dict[int, End] = {}
-        self._told = _NOTHING  # what the Coordinator knew of them
+    def _reset(self, group: str = "") -> None:
+        """What only the controller's copy uses, but for the group's name."""
+        self._group = LaunchedGroup(self._run_hash, group)
+        self._places = Places()
         self._first: Newest | None = None  # the newest step when the first group began to train
-        self._groups, self._pins_failed = 0, False
+        self._groups = 0
         self._policy = RetryPolicy(self._max_failures, self._config.idle_timeout_s)
         self._threads: ThreadPoolExecutor | None = None
         self._pending: tuple[Ending, float] | None = None  # why the next group starts, and when that was noticed (monotonic)
-        self._placement: Any = None  # ObjectRef of the group's placement group
-        self._scaling: Any = None  # the controller's ScalingConfig
-        self._own_selector: Any = None  # the user's label selector in it
         self._elastic: ElasticGroups | None = None
-        self._rank_nodes: list[str] = []  # node id by rank, of the newest group
-        self._expected: frozenset[str] = frozenset()  # nodes that the Coordinator was told of before
-        self._leaving: frozenset[str] = frozenset()  # nodes that Ray Train was told would go away
-        self._leaving_hosts: frozenset[str] = frozenset()  # the same by the Coordinator, when the last group ended
-        self._pins: list[str | None] = []  # node by rank for the next group; empty: nothing is said
-        self._start_timeout: str | None = None  # the user's setting
         self._standby: Standby | None = None
         self._slow = SlowLine()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = "config max_failures global_batch returns_outcome wants_standby launch group restarts"
-        return {f"_{name}": getattr(self, f"_{name}") for name in names.split()} | {"log_level": logger.getEffectiveLevel()}
+        names = "config max_failures global_batch returns_outcome wants_standby launch restarts"
+        fields = {f"_{name}": getattr(self, f"_{name}") for name in names.split()}
+        return {"fields": fields, "group": self._group.name, "log_level": logger.getEffectiveLevel()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state["fields"])
         log_lines.begin(self._config.run, state["log_level"])
-        self._reset()
+        self._reset(state["group"])
         # The controller unpickles its callbacks before it reads this; a value that the user set has arrived already.
         os.environ.setdefault(POLL_INTERVAL, str(TRAIN_POLL_S))
 
@@ -143,7 +131,7 @@ class RayTrainCallback(_Callback):
         launch_context.set_context(
             LaunchContext(
                 config=self._config,
-                group=self._group,
+                group=self._group.name,
                 rank=context.get_world_rank(),
                 world=context.get_world_size(),
                 launch=self._launch,
@@ -157,58 +145,53 @@ class RayTrainCallback(_Callback):
         if not self._returns_outcome:  # a sweep's trials may share one RunConfig
             self._launch = secrets.token_hex(8)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-probe")
-        self._scaling = train_run_context.scaling_config
-        self._own_selector = self._scaling.label_selector
-        self._start_timeout = os.environ.get(bundles.START_TIMEOUT)
+        scaling = train_run_context.scaling_config
+        self._places.begin(scaling)
         endings.quiet_ray_train()
-        sizes = Sizes.of(self._scaling.num_workers, self._global_batch)
-        if isinstance(self._scaling.num_workers, tuple):
-            self._elastic = ElasticGroups(self._scaling, sizes, leaving=self._all_leaving, grow=self._ask_to_grow)
+        sizes = Sizes.of(scaling.num_workers, self._global_batch)
+        if isinstance(scaling.num_workers, tuple):
+            self._elastic = ElasticGroups(scaling, sizes, leaving=self._places.all_leaving, grow=self._ask_to_grow)
             self._elastic.install()
             if self._max_failures == -1:  # never gives up the run, but a size
                 self._policy = RetryPolicy(MAX_FAILURES, self._config.idle_timeout_s)
         if is_tested():
             bundles.install(start_s=max(self._config.start_timeout_s, self._config.idle_timeout_s))
-        on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu
+        on_cpu = not scaling.use_tpu and not scaling.use_gpu
         if on_cpu and self._wants_standby:
-            self._standby = Standby(
-                self._config.storage, self._expect, self._room_elsewhere, partial(telling.prepare, self._run_hash)
-            )
+            prepare = partial(telling.prepare, self._run_hash)
+            self._standby = Standby(self._config.storage, self._expect, self._places.room_elsewhere, prepare)
             self._standby.install()
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
-        self._place(resize_decision.num_workers)
+        self._places.choose(resize_decision.num_workers, spares=[] if self._standby is None else self._standby.spares())
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
-        if pinned_to := [node for node in self._pins if node is not None]:
-            nodes.wait_for_room(pinned_to, worker_group_context.resources_per_worker, deadline_s=MOMENT_S)
+        self._places.wait_for_room(worker_group_context.resources_per_worker)
         endings.tell_of_start(self._slow, worker_group_context, again=self._pending is not None)
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
-        self._group, self._groups = secrets.token_hex(4), self._groups + 1
-        self._workers = list(workers)
-        self._failures, self._told = {}, _NOTHING
-        self._expect(rank_nodes := [worker.metadata.node_id for worker in workers])
-        self._rank_nodes = rank_nodes
-        self._placement = workers[0].execute_async(get_current_placement_group)
+        self._groups += 1
+        self._group.begin(workers)
+        self._expect(nodes := [worker.metadata.node_id for worker in workers])
+        self._places.nodes = nodes
         if self._pending is not None:
             self._restarts = (*self._restarts, self._restart(self._pending[0]))
         if self._elastic is not None:
-            self._elastic.holds(self._rank_nodes)
+            self._elastic.holds(nodes)
         return {}
 
     def _restart(self, ending: Ending) -> Restart:
-        resized = "" if self._elastic is None else self._elastic.outcome(self._rank_nodes)
+        resized = "" if self._elastic is None else self._elastic.outcome(self._places.nodes)
         interrupted = ending.kind == "interrupted"
         if resized:
             logger.log(logging.INFO if interrupted else logging.WARNING, "the run %s", resized)
         return Restart(
             start=self._groups,
-            group=self._group,
+            group=self._group.name,
             cause=f"{ending.cause}; the run {resized}" if resized else ending.cause,
             is_known=ending.is_known,
             interrupted=interrupted,
-            workers=len(self._rank_nodes),
+            workers=len(self._places.nodes),
         )
 
     def after_worker_group_training_start(self, worker_group: Any) -> None:
@@ -219,7 +202,7 @@ class RayTrainCallback(_Callback):
             self._restarts = (*self._restarts[:-1], dataclasses.replace(self._restarts[-1], seconds=now_s - self._pending[1]))
             self._pending = None
         self._slow.end()
-        self._pins_failed = False
+        self._places.pins_failed = False
         self._first = self._first or self._probe()
         self._policy.started(self._first, now_s)
         if self._elastic is not None:
@@ -229,27 +212,15 @@ class RayTrainCallback(_Callback):
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
         statuses = worker_group_status.worker_statuses
-        self._failures |= endings.failures(statuses)
-        if self._failures:
-            if all(end.error is not None for end in self._failures.values()):
-                self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=MOMENT_S)
-            self._told = endings.told(self._run_hash, self._group, self._failures)
-            if all(end.kind == "missing" for end in self._told.ends):
-                # On a busy machine the Coordinator may be late; a survivor may have raised what led to a death.
-                late = endings.late_failures(self._workers, set(self._failures), grace_s=MOMENT_S, once=True)
-                if late:
-                    self._failures |= late
-                    now = endings.told(
-                        self._run_hash, self._group, self._failures, within_s=0.0
-                    )  # which has no time to look who leaves
-                    self._told = dataclasses.replace(now, leaving=now.leaving | self._told.leaving)
-            self._leaving_hosts = self._told.leaving
-            self._end_workers()
+        if self._group.has_failed(statuses):
+            self._group.ask_who_failed()
+            self._places.leaving_hosts = self._group.told.leaving
+            self._group.end_workers()
             return
         if not worker_group_status.finished:
             if self._standby is not None:
                 self._standby.tick(own_time())
-            telling.returned(self._run_hash, self._group, self._rank_nodes, statuses)
+            telling.returned(self._run_hash, self._group.name, self._places.nodes, statuses)
         if worker_group_status.finished and self._returns_outcome:
             # The controller takes rank 0's value from this object next: the only way to hand it something of the controller's.
             outcome = statuses[0].return_value
@@ -275,14 +246,14 @@ class RayTrainCallback(_Callback):
 
     def _decide(self, error: Any) -> None:
         self._slow.end()
-        self._leaving |= endings.leaving_nodes(error)
-        ending = endings.classify(error, self._told)
-        if ending.kind == "waiting" and self._pins:
-            self._pins_failed = True  # not the cluster's fault yet: next time without pins
+        self._places.leaving |= endings.leaving_nodes(error)
+        ending = endings.classify(error, self._group.told)
+        if ending.kind == "waiting" and self._places.pins:
+            self._places.pins_failed = True  # not the cluster's fault yet: next time without pins
             return
         if ending.kind == "waiting" and self._elastic is not None:
             self._elastic.not_placed()
-        probe = self._probe(self._told.newest_step)
+        probe = self._probe(self._group.told.newest_step)
         reason = self._policy.ended(ending, probe, own_time())
         if self._elastic is not None and ending.kind != "waiting":
             self._elastic.ended(probe, failed=ending.kind != "interrupted")
@@ -293,8 +264,8 @@ class RayTrainCallback(_Callback):
             self._again(ending)
             return
         if not ending.is_known:  # nothing is started again: there is time to ask
-            self._told = endings.told(self._run_hash, self._group, self._failures, within_s=ANSWER_S)
-            ending = endings.classify(error, self._told)
+            self._group.ask(within_s=ANSWER_S)
+            ending = endings.classify(error, self._group.told)
         given_up = "" if self._elastic is None else self._elastic.given_up
         if ending.kind == "final" and isinstance(ending.error, RaystateError):
             if not isinstance(ending.error, (RunInUseError, StaleAttemptError)):  # those are nothing in the caller's lines
@@ -319,10 +290,10 @@ class RayTrainCallback(_Callback):
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
             self._pending = (ending, own_time())
         if ending.kind != "interrupted":  # the Coordinator tells what came back, if there is one
-            self._slow.begin(f"{ending.cause}; starting again", at_once=ending.kind == "waiting" or not self._told.has_joined)
-        if ending.kind == "failed" and not self._failures and self._group:
-            telling.not_started(self._run_hash, self._group, ending.cause)
-        self._failures, self._told, self._group = {}, _NOTHING, ""  # a group that finds no place has none of its own
+            self._slow.begin(f"{ending.cause}; starting again", at_once=ending.kind == "waiting" or not self._group.told.has_joined)
+        if ending.kind == "failed" and not self._group.failures and self._group.name:
+            telling.not_started(self._run_hash, self._group.name, ending.cause)
+        self._group.forget()  # a group that finds no place has no failures of its own
 
     def _release(self, error: BaseException | None) -> None:
         """The newest snapshot durable, no actor left: what `fit` does, for a JaxTrainer of the user's own."""
@@ -333,57 +304,21 @@ class RayTrainCallback(_Callback):
         except Exception as failure:  # the training's own error is what the user has to see
             logger.warning("%s", endings.release_text(failure))
 
-    def _end_workers(self) -> None:
-        """Kill them all: they wait for the dead rank in a collective, and Ray would wait for them (5 s, or 30 s)."""
-        for worker in self._workers:
-            ray.kill(worker.actor)
-
     def _release_half_started(self) -> None:
         """A group that failed between its workers' creation and their start: Ray drops it and keeps its resources reserved."""
-        self._end_workers()
+        self._group.end_workers()
         if self._elastic is not None:
             self._elastic.holds([])
-        placement, self._placement = self._placement, None
-        if placement is not None:
-            try:
-                remove_placement_group(ray.get(placement, timeout=1.0))
-            except Exception as error:  # the worker was dead before it could say; or the group is gone already
-                logger.debug("could not release a placement group: %s", error)
+        self._group.remove_placement()
 
-    # ------------------------------------------------------------ where the workers go, and how far the run is
+    # ------------------------------------------------------------ how far the run is
 
-    def _place(self, num_workers: int) -> None:
-        self._pins = []
-        self._scaling.label_selector = self._own_selector
-        if self._rank_nodes and not self._scaling.use_tpu and not self._pins_failed:
-            leaving = self._all_leaving()
-            usable = nodes.reachable(frozenset(self._rank_nodes)) - leaving
-            spares = [] if self._standby is None else self._standby.spares()
-            ready = nodes.reachable(frozenset(spares)) - leaving
-            self._pins = pinned_nodes(self._rank_nodes, usable, num_workers, [node for node in spares if node in ready])
-            avoid = (frozenset(self._rank_nodes) - usable) | leaving
-            self._scaling.label_selector = nodes.selectors(self._pins, own=self._own_selector, avoid=avoid)
-        if self._pins:
-            allowed_s = float(self._start_timeout or PINNED_START_S)
-            os.environ[bundles.START_TIMEOUT] = str(min(allowed_s, PINNED_START_S))
-        elif self._start_timeout is None:
-            os.environ.pop(bundles.START_TIMEOUT, None)
-        else:
-            os.environ[bundles.START_TIMEOUT] = self._start_timeout
-
-    def _room_elsewhere(self) -> dict[str, int]:
-        return nodes.places_elsewhere(self._scaling._resources_per_worker_not_none, group=self._rank_nodes, own=self._own_selector)
-
-    def _expect(self, places: Sequence[str]) -> None:
-        new = frozenset(places) - frozenset(self._rank_nodes) - self._expected
-        if (self._returns_outcome or self._rank_nodes) and telling.expect(self._run_hash, new):  # by then the run is let in
-            self._expected |= new
-
-    def _all_leaving(self) -> frozenset[str]:
-        return self._leaving | self._leaving_hosts | draining_nodes().keys()
+    def _expect(self, nodes: Sequence[str]) -> None:
+        if self._returns_outcome or self._places.nodes:  # by then the run is let in
+            self._places.expect(self._run_hash, nodes)
 
     def _ask_to_grow(self, reason: str) -> None:
-        telling.ask_to_grow(self._run_hash, self._group, reason)
+        telling.ask_to_grow(self._run_hash, self._group.name, reason)
 
     @property
     def _run_hash(self) -> str:

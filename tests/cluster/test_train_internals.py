@@ -83,12 +83,11 @@ def test_hooks_exist_and_take_the_same_arguments(base: type, hook: str) -> None:
 
 def test_the_callback_pickles_without_the_controllers_state() -> None:
     callback = RayTrainCallback(CONFIG, max_failures=2)
-    callback._workers = [threading.Lock()]
-    callback._group = "token"
+    callback._group.name, callback._group.workers = "token", [threading.Lock()]
     before = os.environ.pop(constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, None)
     try:
         copied = pickle.loads(pickle.dumps(callback))
-        assert (copied._group, copied._max_failures, copied._workers) == ("token", 2, [])
+        assert (copied._group.name, copied._max_failures, copied._group.workers) == ("token", 2, [])
         assert os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] == str(callback_module.TRAIN_POLL_S)
         os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] = "5"
         pickle.loads(pickle.dumps(callback))
@@ -222,8 +221,8 @@ def test_a_group_without_a_place_has_no_failures_of_its_own(monkeypatch: pytest.
     callback = RayTrainCallback(CONFIG)
     monkeypatch.setattr(RayTrainCallback, "_probe", lambda *_: lambda: None)
     monkeypatch.setattr(RayTrainCallback, "_release_half_started", lambda _self: None)
-    callback._failures = {0: raised(0, raystate.Interrupted("told"))}
-    callback._told = told(*callback._failures.values())
+    callback._group.failures = {0: raised(0, raystate.Interrupted("told"))}
+    callback._group.told = told(*callback._group.failures.values())
     decided: list[Any] = []
     monkeypatch.setattr(callback._policy, "ended", lambda ending, *_: decided.append(ending.kind))
     callback.after_controller_state_update(None, states.RestartingState(training_failed_error=WorkerGroupError("x", {})))
@@ -331,7 +330,7 @@ def test_who_is_not_known_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) ->
     answer = Told(ends=(first, End(rank=0, kind="ended", reason="")), newest_step=7)
     monkeypatch.setattr(endings, "told", lambda *_, within_s: asked.append(within_s) or answer)
     callback = raystate.RayTrainCallback(CONFIG, max_failures=0)
-    callback._told = told(*both)
+    callback._group.told = told(*both)
     with pytest.raises(raystate.RunFailedError, match="the process of rank 1 died"):
         callback._decide(WorkerGroupError("x", {}))
     assert len(asked) == 1
@@ -638,7 +637,7 @@ def test_the_coordinator_hears_once_of_nodes_that_are_new_to_a_restart(monkeypat
     callback = RayTrainCallback(CONFIG)
     callback._expect(["a", "b"])  # the first group: nobody has been let into the run yet
     assert told == []
-    callback._rank_nodes = ["a", "b"]
+    callback._places.nodes = ["a", "b"]
     for _ in range(2):  # when they are placed, and when their processes are there
         callback._expect(["a", "c"])
     assert told == [("c",)]

@@ -212,16 +212,16 @@ def test_when_nobody_says_who_was_first_the_living_are_asked(monkeypatch: pytest
     """What one has raised says more than that another has died."""
     died, mine = End(rank=0, kind="missing", reason=""), raised(1, ValueError("mine"))
     callback = RayTrainCallback(StateConfig(storage="/runs/a", run="a"))
-    callback._workers = ["of rank 0", "of rank 1"]
-    monkeypatch.setattr(callback, "_end_workers", lambda: None)
+    callback._group.workers = ["of rank 0", "of rank 1"]
+    monkeypatch.setattr(callback._group, "end_workers", lambda: None)
     monkeypatch.setattr(endings, "failures", lambda _: {0: died})
     leaving = iter([frozenset({HostId("a")}), frozenset[HostId]()])  # the second question is asked without time to look
     monkeypatch.setattr(endings, "told", lambda _hash, _group, seen, **_: Told(ends=tuple(seen.values()), leaving=next(leaving)))
     monkeypatch.setattr(endings, "late_failures", lambda _, failed, **how: {1: mine} if failed == {0} and how["once"] else {})
     callback.after_worker_group_poll_status(SimpleNamespace(worker_statuses={}))
-    ending = endings.classify(TrainingFailedError(), callback._told)
+    ending = endings.classify(TrainingFailedError(), callback._group.told)
     assert (ending.rank, str(ending.error)) == (1, "mine")
-    assert callback._leaving_hosts == {"a"}
+    assert callback._places.leaving_hosts == {"a"}
 
 
 def test_the_coordinator_is_told_of_a_start_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_the_coordinator_is_told_of_a_start_that_failed(monkeypatch: pytest.Monk
     monkeypatch.setattr(telling, "not_started", lambda _, group, cause: told.append((group, cause)))
     callback = RayTrainCallback(StateConfig(storage="/runs/a", run="a"))
     callback._again(Ending(kind="waiting", cause="no room yet"))
-    callback._group = "g2"
+    callback._group.name = "g2"
     for cause in ("the workers could not be started", "before the next group had a name"):
         callback._again(Ending(kind="failed", cause=cause))
     assert told == [("g2", "the workers could not be started")]
