@@ -28,16 +28,11 @@ QUICK = {
     "recovery": ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"],
     "beside": ["--quick"],
     "growth": ["--quick"],
-    "snapshots": ["--mib", "8", "--step-s", "0.1", "--steps", "4", "--rounds", "1"],
     "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
-    "bucket": ["--mib", "1", "--arrays", "4", "--rounds", "1"],
     "barrier": ["--hosts", "4", "--steps", "3"],
     "accelerator": ["--quick", "--parts", "correct", "limits", "states"],
-    "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
 }
 FULL = {  # of all together: fewer rounds than each takes alone
-    "hold": ["--rounds", "2"],
-    "snapshots": ["--rounds", "2"],
     "growth": ["--rounds", "2"],
     "barrier": ["--steps", "10"],
     "accelerator": ["--quick"],  # its states are as large as an accelerator's memory

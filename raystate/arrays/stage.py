@@ -4,8 +4,6 @@
 are being saved, so it asks the runtime for a copy of this process's shards. On accelerators the
 copy goes into pinned host memory, so that it costs no device memory. `hold` returns while the step
 that computes the arrays still runs. `copy` runs behind it, waits, and moves the bytes into a slot.
-
-benchmarks/hold.py measures what the alternatives cost the training.
 """
 
 from __future__ import annotations
