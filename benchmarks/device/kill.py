@@ -10,7 +10,7 @@ from benchmarks.device.here import missing
 from benchmarks.side.process import ROOT, json_of, on_cpu, on_gpu
 
 QUICK = ["--width", "64", "--save-every", "6", "--settle-s", "1"]
-FULL = ["--lm", "--settle-s", "10", "--plain-cache"]
+FULL = ["--lm", "--settle-s", "10"]
 
 
 def kill(tell: Teller, *, quick: bool, gpu: bool) -> None:
