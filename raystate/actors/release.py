@@ -75,6 +75,11 @@ def release(
     return reply
 
 
+def release_of(launch: str, reason: str) -> ReleaseAsked:
+    """The same question from its driver and its controller: the second to ask hears the answer of the first."""
+    return ReleaseAsked(ask=Ask(f"release {launch}"), reason=reason)
+
+
 def release_by_hash(
     name: str, reason: str, deadline_s: float, *, launch: str | None = None, by_force: bool = True
 ) -> LeaveReply | None:
@@ -96,7 +101,7 @@ def release_by_hash(
     released: LeaveReply | None = None
     failure: RaystateError | None = None
     is_gone = False  # the Coordinator, when it was asked last
-    event = ReleaseAsked(ask=Ask(secrets.token_hex(8)), reason=reason)
+    event = release_of(launch or secrets.token_hex(8), reason)
     while (coordinator := find_actor(coordinator_name(name))) is not None and own_time() < end_s:
         try:
             reply: Any = ray.get(coordinator.release.remote(launch, event), timeout=max(0.1, end_s - own_time()))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
 from collections.abc import Generator
 from typing import Any
+
+logger = logging.getLogger("raystate")
 
 
 class Stopped(SystemExit):
@@ -15,6 +18,11 @@ class Stopped(SystemExit):
 
     def __str__(self) -> str:
         return "SIGTERM"
+
+
+def tell_stop(by: str, run: str) -> None:
+    """At once: until the process ends, some seconds pass."""
+    logger.warning("stopped by %s: the newest step becomes durable first; the same command goes on from it", by, extra={"run": run})
 
 
 def in_main_thread() -> bool:

@@ -17,7 +17,7 @@ from raystate.core.formats.errors import (
     lost_steps,
 )
 from raystate.core.formats.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
-from raystate.machine.sigterm import Stopped
+from raystate.machine.sigterm import Stopped, tell_stop
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 from raystate.waits import AGAIN_S, QUICK_ANSWER_S, TOLD_AFTER_S
@@ -98,7 +98,7 @@ class Departure:
         """
         is_stopped = isinstance(error, Stopped)
         if is_stopped:
-            logger.warning("stopped by %s: the newest step becomes durable first", error, extra={"run": self._session.config.run})
+            tell_stop(str(error), self._session.config.run)
         try:
             yield
         except RaystateError as failure:
@@ -240,6 +240,8 @@ class Departure:
         if self.detached:
             self.detach(failed=reason)
             return
+        if isinstance(error, KeyboardInterrupt) and not self.launched:
+            tell_stop("Ctrl-C", session.config.run)
         # Its word says so before anybody hears of it: a trainer that leaves by itself is not ended with the others of its group. And the
         # others hear of it before a copy, which may wait for a computation that never ends, is waited for.
         try:

@@ -33,7 +33,7 @@ from raystate.storage import run_hash
 from raystate.train import bundles, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups
 from raystate.train.launched_group import LaunchedGroup
-from raystate.train.places import Places
+from raystate.train.node_choice import NodeChoice
 from raystate.train.policy import Ending, RetryPolicy
 from raystate.train.rays import callbacks, states
 from raystate.train.standby import SWITCH, Standby
@@ -100,7 +100,7 @@ class RayTrainCallback(_Callback):
     def _reset(self, group: str = "") -> None:
         """What only the controller's copy uses, but for the group's name."""
         self._group = LaunchedGroup(self._run_hash, group)
-        self._places = Places()
+        self._places = NodeChoice()
         self._first: Newest | None = None  # the newest step when the first group began to train
         self._groups = 0
         self._policy = RetryPolicy(self._max_failures, self._config.idle_timeout_s)

@@ -30,7 +30,7 @@ from raystate.config.state_config import StateConfig, check_config
 from raystate.core.formats.errors import BarrierTimeoutError, ConfigError, Interrupted, RunFailedError, StorageError
 from raystate.core.launcher.elastic import Sizes
 from raystate.inspection.listing import given_up
-from raystate.machine.sigterm import Sigterm
+from raystate.machine.sigterm import Sigterm, tell_stop
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.opening import open_managers
 from raystate.observe.ends import is_final, is_of_rehearsal
@@ -41,7 +41,7 @@ from raystate.train.bar import run_bar
 from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
 from raystate.train.jax_backend import QuickJaxConfig
 from raystate.train.result import RunResult, run_result
-from raystate.train.trainer import QuietJaxTrainer, own_interrupts
+from raystate.train.trainer import QuietJaxTrainer
 from raystate.waits import RESIZE_EVERY_S
 
 logger = logging.getLogger(__name__)
@@ -160,9 +160,8 @@ def _run(
 ) -> tuple[Any, tuple[str, ...]]:
     """Ray Train's result, and what the run's end says is lost."""
     try:
-        with own_interrupts():
-            _enter(config, launch, takeover=takeover)
-            result = trainer.fit()
+        _enter(config, launch, takeover=takeover)
+        result = trainer.fit()
     except TrainingFailedError as wrapped:
         error, cause = _unwrap(wrapped)
         error.__cause__ = cause  # before anybody asks what it failed with
@@ -170,8 +169,10 @@ def _run(
         raise error from cause
     except BaseException as error:  # the driver is being stopped: the run can go on later
         with sigterm.instead_of(error) as end:
-            trainer.abort()
             why = "Ctrl-C" if isinstance(end, KeyboardInterrupt) else str(end) or type(end).__name__
+            if isinstance(end, (KeyboardInterrupt, SystemExit)):
+                tell_stop(why, config.run)
+            trainer.abort()
             _release(config, launch, f"the driver was stopped: {why}", after=end)
             raise
     return result, _release(config, launch, "finished")

@@ -6,7 +6,6 @@ No answer is waited for, and nothing is lost if a message doesn't arrive.
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -14,7 +13,8 @@ import ray
 from ray.exceptions import RayError
 
 from raystate.actors.naming import coordinator_name, find_actor
-from raystate.core.formats.messages import Ask, HostId, ReleaseAsked, StopAsked, TrainerExited
+from raystate.actors.release import release_of
+from raystate.core.formats.messages import HostId, StopAsked, TrainerExited
 from raystate.core.formats.names import Lineage
 from raystate.observe.ends import End
 from raystate.waits import AT_ONCE_S
@@ -66,6 +66,6 @@ def stopped(run_hash: str, launch: str) -> None:
     """The driver ends: the run is released, also if it can't wait for that. Known when this returns, unless the Coordinator is slow."""
     coordinator = find_actor(coordinator_name(run_hash))
     if coordinator is not None:
-        coordinator.release.remote(launch, ReleaseAsked(ask=Ask(secrets.token_hex(8)), reason="the driver was stopped"))
+        coordinator.release.remote(launch, release_of(launch, "the driver was stopped"))
         with contextlib.suppress(RayError):  # its calls come in order
             ray.get(coordinator.newest_step.remote(), timeout=AT_ONCE_S)

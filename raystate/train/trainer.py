@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import traceback
-from collections.abc import Generator
 from typing import Any
 
 import ray
@@ -14,7 +11,6 @@ from ray.exceptions import RayError
 from ray.train.v2.jax import JaxTrainer
 
 from raystate.actors.local_ray import has_dashboard
-from raystate.machine.sigterm import in_main_thread
 from raystate.train.nodes import reach_directly
 from raystate.train.rays import datasets, placement_group_callback, placement_group_cleaner
 from raystate.waits import AT_ONCE_S
@@ -61,8 +57,8 @@ class QuietJaxTrainer(JaxTrainer):
     controller: Any = None
 
     def _register_sigint_handler(self, controller: Any) -> None:
+        """Without Ray Train's handler, which stays behind and ends the process as if all were well: Ctrl-C is KeyboardInterrupt."""
         self.controller = controller
-        super()._register_sigint_handler(controller)
 
     def abort(self) -> None:
         """Have no worker group follow, as Ray Train does at Ctrl-C: the driver ends."""
@@ -80,26 +76,3 @@ class QuietJaxTrainer(JaxTrainer):
             none = _NoDatasetsCallback(train_run_context=self.train_run_context, datasets={})
             callbacks = [none if isinstance(one, datasets.DatasetsCallback) else one for one in callbacks]
         return callbacks
-
-
-@contextlib.contextmanager
-def own_interrupts() -> Generator[None, None, None]:
-    """Ctrl-C is the caller's again after Ray Train's fit(), which leaves its handler behind. That
-    handler hears the first two, and at the third ends the process as if all were well."""
-    before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
-    try:
-        yield
-    except SystemExit as error:
-        handler = signal.getsignal(signal.SIGINT)
-        if before is not None and handler is not before and _raised_in(handler, error):
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
-
-
-def _raised_in(function: Any, error: BaseException) -> bool:
-    """Whether it was this function that raised: a program's own handler of another signal may exit, too."""
-    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return getattr(function, "__code__", None) is frame.f_code

@@ -12,12 +12,12 @@ import inspect
 import logging
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +42,7 @@ from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollSt
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
 from ray.train.v2.api.preemption import PreemptionInfo
+from ray.train.v2.jax import JaxTrainer
 
 import raystate
 from raystate.actors import release as release_module
@@ -231,25 +232,28 @@ def test_a_group_without_a_place_has_no_failures_of_its_own(monkeypatch: pytest.
     assert decided == ["interrupted", "waiting"]
 
 
-def test_ctrl_c_is_the_callers_again_after_fit() -> None:
-    """Ray Train's handler stayed, which ends the process at the third as if all were well."""
-    before = signal.getsignal(signal.SIGINT)
+def test_ctrl_c_is_the_callers_own_in_fit() -> None:
+    """Ray Train's handler stayed, which ends the process at the third as if all were well, and gave the script a SystemExit."""
+    before, trainer = signal.getsignal(signal.SIGINT), object.__new__(trainer_module.QuietJaxTrainer)
+    assert inspect.isfunction(JaxTrainer._register_sigint_handler), "else another method sets it"
+    trainer._register_sigint_handler("the controller")
+    assert (signal.getsignal(signal.SIGINT), trainer.controller) == (before, "the controller")
 
-    def rays(*_: object) -> None:
-        sys.exit(0)
 
-    def fit(then: Callable[..., None]) -> None:
-        with trainer_module.own_interrupts():
-            signal.signal(signal.SIGINT, rays)
-            then()
+def test_who_stops_a_fit_is_told_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Seven seconds were silent, and the prompt came back without a word."""
+    released: list[str] = []
 
-    fit(lambda: None)
-    assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(KeyboardInterrupt):
-        fit(rays)
-    with pytest.raises(SystemExit):
-        fit(lambda: sys.exit(0))  # the program's own handler of SIGTERM
-    assert signal.getsignal(signal.SIGINT) is before
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_enter", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "_release", lambda _config, _launch, reason, **_: released.append(caplog.messages[-1] + reason))
+    trainer: Any = SimpleNamespace(fit=stopped, abort=lambda: None)
+    with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.WARNING, "raystate"):
+        launch._run(trainer, CONFIG, "launch", Sigterm(), takeover=False)
+    (line,) = released
+    assert re.match("stopped by Ctrl-C: the newest step becomes durable first; .*the driver was stopped: Ctrl-C", line)
 
 
 def test_sigterm_while_ray_is_waited_for_is_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:

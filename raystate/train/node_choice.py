@@ -12,7 +12,7 @@ from raystate.train.policy import pinned_nodes
 from raystate.waits import MOMENT_S, PINNED_START_S
 
 
-class Places:
+class NodeChoice:
     """The nodes of a run's worker groups.
 
     Attributes:
