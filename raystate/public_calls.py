@@ -27,19 +27,24 @@ _HERE = str(Path(__file__).parent) + os.sep
 def public(call: Callable[P, R]) -> Callable[P, R]:
     """A function that users call."""
     is_generator = inspect.isgeneratorfunction(call)
-    parameters = inspect.signature(call).parameters
+    signature = inspect.signature(call)
+    parameters = signature.parameters
     takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     names = [name for name in parameters if name != "self"]
+    name_of = call.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(call)
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             if not (takes_all or parameters.keys() >= kwargs.keys()):
-                _refuse_unknown(call.__qualname__.removesuffix(".__init__"), kwargs, names)
+                _refuse_unknown(name_of, kwargs, names)
             given = call(*args, **kwargs)
             return cast(R, _each(cast(Any, given))) if is_generator else given
         except RaystateError as error:
             raise _cut(error)  # noqa: B904 - it is this one
+        except TypeError:
+            _refuse_misfit(name_of, signature, args, kwargs)
+            raise
 
     return function
 
@@ -67,6 +72,16 @@ def _refuse_unknown(call: str, given: Mapping[str, object], names: Sequence[str]
     if not close and "config" in names:
         hint += f". A setting of the run belongs into its config: raystate.StateConfig({name}=…)"
     raise ConfigError(f"{call}() takes no argument {name!r}; {hint}", field=name, expected=close or names)
+
+
+def _refuse_misfit(call: str, signature: inspect.Signature, args: tuple[object, ...], given: Mapping[str, object]) -> None:
+    """Whether it was the call that raised, and not its function: too many arguments without names, or too few."""
+    try:
+        signature.bind(*args, **given)
+    except TypeError as error:
+        bare = [one.replace(annotation=one.empty) for name, one in signature.parameters.items() if name != "self"]
+        text = f"{call}(): {error}. It takes {signature.replace(parameters=bare, return_annotation=signature.empty)}"
+        raise ConfigError(text) from None
 
 
 def _cut(error: RaystateError) -> RaystateError:

@@ -28,7 +28,9 @@ _STYLES = {"warning": "yellow", "error": "red"}
 
 def story(
     storage: StorageArgument,
-    step: Annotated[int, typer.Argument(metavar="STEP", help="number of the step", min=0)],
+    step: Annotated[
+        int | None, typer.Argument(metavar="[STEP]", help="number of the step; the newest by default", min=0, show_default=False)
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -47,10 +49,12 @@ def story(
 
     \b
     Examples:
-      raystate story gs://bucket/lm 1200        on the node of the Coordinator
+      raystate story gs://bucket/lm             of the newest step, on the node of the Coordinator
+      raystate story gs://bucket/lm 1200
       raystate story runs/lm 1200 --record /shared/records
     """
     place, attempts = _record(canonical_url(storage), record, run)
+    step = max(known_steps(attempts), default=0) if step is None else step
     told = tell(step, attempts)
     if not told.moments:
         raise StepNotFoundError(f"{place} tells nothing of step {step}; {_what_there_is(attempts)}", step=step)

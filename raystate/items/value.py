@@ -14,6 +14,7 @@ import ml_dtypes  # noqa: F401 - numpy knows its dtypes by name then
 import numpy as np
 
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
+from raystate.public_calls import public_class
 
 MOST_LEVELS = 100  # of nested containers: what writes and copies JSON calls itself for each
 MOST_BITS = 10_000  # of an int: Python reads and writes no more than 4,300 digits
@@ -22,6 +23,7 @@ _SEQUENCES: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "froz
 _MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
 
+@public_class
 class Value:
     """An item for what lies in the program and is no iterator: NumPy's global random numbers, the best loss so far, a list of results::
 

@@ -45,8 +45,7 @@ class StateManager(KnowsOthers):
         ConfigError: no config, or the world size does not match `jax.process_count()`.
         RunInUseError, StorageError, BarrierTimeoutError.
 
-    A second manager of the same run in one process closes the first, as when a notebook's cell is
-    run again. With several processes that is a RaystateError. Another run's manager is independent.
+    A second manager of the same run closes the first; with several processes that is a RaystateError. Other runs' are independent.
     """
 
     def __init__(self, config: StateConfig | None = None, *, takeover: bool = False):
@@ -203,6 +202,7 @@ class StateManager(KnowsOthers):
         self,
         step: int,
         state: object,
+        *,
         items: Mapping[str, object] | None = None,
         metrics: Mapping[str, object] | None = None,
         custom: object = None,
@@ -395,6 +395,6 @@ class StateManager(KnowsOthers):
         if self._session.is_the_parents:
             raise RaystateError("this StateManager is the parent's: this process was forked from it", rank=self._rank)
         if self._ending.detached:
-            another = ": this process has opened another one since" if open_managers.has_another(self.config, self) else ""
-            raise RaystateError(f"this StateManager of run {self.config.run!r} is closed{another}", rank=self._rank)
+            why = "this process has opened another one" if open_managers.has_another(self.config, self) else "a new one goes on"
+            raise RaystateError(f"this StateManager of run {self.config.run!r} is closed: {why}", rank=self._rank)
         self._session.link.check()

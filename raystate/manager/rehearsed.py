@@ -102,6 +102,7 @@ class RehearsedManager(StateManager):
         self,
         step: int,
         state: object,
+        *,
         items: Mapping[str, object] | None = None,
         metrics: Mapping[str, object] | None = None,
         custom: object = None,
@@ -114,7 +115,8 @@ class RehearsedManager(StateManager):
         """
         now = self._records.play
         is_last = len(self._steps | {step}) >= now.saves
-        promised = super().save(step, state, items, metrics, custom, force=force or (is_last and now.resumes))
+        force = force or (is_last and now.resumes)
+        promised = super().save(step, state, items=items, metrics=metrics, custom=custom, force=force)
         self._steps.add(step)
         if not is_last:
             return promised

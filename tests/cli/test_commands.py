@@ -208,6 +208,11 @@ def test_story_tells_a_step_from_the_logs_of_ray(raystate: Command, ray_tmp: Pat
     assert last.startswith("In short  staged 15:06:4") and "durable +2." in last
 
 
+def test_story_without_a_step_is_of_the_newest(raystate: Command, ray_tmp: Path) -> None:
+    code, out, _ = raystate("story", ray_tmp / "run", RAY_TMPDIR=str(ray_tmp))
+    assert code == 0 and out.startswith("Step 30 of run lm")
+
+
 def test_story_as_json(raystate: Command, ray_tmp: Path) -> None:
     code, out, _ = raystate(
         "story", ray_tmp / "run", 30, "--record", ray_tmp / "ray/session_latest/logs/raystate/lm-0123", "--json"

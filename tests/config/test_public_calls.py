@@ -145,6 +145,8 @@ MISSPELLED = {
     "raystate.load('runs/x', refernce=1)": r"load\(\) takes no argument 'refernce'; did you mean 'reference'\?",
     "raystate.load_async('runs/x', refernce=1)": r"did you mean 'reference'\?",
     "raystate.save('runs/x', {}, item={})": r"did you mean 'items'\?",
+    "raystate.Value(3)": r"Value\(\): missing a required argument: 'set'\. It takes \(get, set\)",
+    "raystate.StateManager.save(None, 1, {}, {'loss': 1.0})": r"too many positional .* \(step, state, \*, items=None, metrics=None",
     "raystate.rehearse(print, None, workers=2)": r"did you mean 'num_workers'\?",
     "raystate.RayTrainCallback(None, max_failure=1)": r"no argument 'max_failure'; did you mean 'max_failures'\?",
 }
