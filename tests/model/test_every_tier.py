@@ -40,7 +40,7 @@ def from_tier(tier: str, state: Any, use: Callable[[StateManager, dict[str, Any]
     def saves(rank: Rank, manager: StateManager) -> None:
         manager.restore_or_init(lambda: jnp.zeros(1))
         if tier != "source":
-            manager.save(1, state, {"ema": state}, force=tier == "storage")
+            manager.save(1, state, items={"ema": state}, force=tier == "storage")
         if tier == "storage":
             manager.wait_until_finished()
         while tier in ("memory", "peer") and not any(staged.step == 1 for staged in world.held()):

@@ -149,7 +149,7 @@ def test_a_step_without_the_metric_that_ranks_is_told_once(caplog: pytest.LogCap
         manager = rank.begin({"w": np.zeros(3)})
         manager.save(1, {"w": np.zeros(3)}, metrics={"loss": 1.0})
         assert not caplog.records
-        manager.save(2, {"w": np.zeros(3)}, {"loss": 0.5})
+        manager.save(2, {"w": np.zeros(3)}, items={"loss": 0.5})
         manager.save(3, {"w": np.zeros(3)})
         manager.close()
 
