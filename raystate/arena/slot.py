@@ -4,6 +4,9 @@ A slot file is a header page, a table region and a data region, each starting on
 carries a checksum of itself and of the table; the data's checksums are in the table. It is invalidated before the first byte of the
 data changes and written last. So a process that maps the file, at any time and after any death,
 sees either a snapshot that was completed, or nothing.
+
+A complete snapshot may be promised later, with other metrics and custom values. These lie at the end of the table region. A mark in the
+second half of the header page names them, and is written after them: it counts or it does not.
 """
 
 from __future__ import annotations
@@ -12,23 +15,26 @@ import mmap
 import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import google_crc32c
 import numpy as np
 
 from raystate.arena.files import FORMAT, PAGE_BYTES, create_file, open_regular, page_ceil
 from raystate.core.formats.codec import dumps, loads
-from raystate.core.formats.errors import CapacityError, RaystateError
+from raystate.core.formats.errors import CapacityError, RaystateError, StepNotFoundError
+from raystate.core.formats.names import SnapshotId
 from raystate.core.formats.reports import Staged
+from raystate.core.formats.tree import SlotTable
 from raystate.machine.checksum import Bytes, crc32c
 
 Role = Literal["host", "trainer", "reader"]
 
 _MAGIC = b"raystat1"
 _PREFIX = struct.Struct("<8sIII")  # magic, format, length of the JSON, crc32c of (format, length, JSON)
+_HALF = PAGE_BYTES // 2  # of the header page: the header, then the mark
 _MAX_UINT64 = 2**64 - 1  # no length and no checksum has more digits
 _TOUCH_BYTES = 64 * 1024 * 1024  # per turn of a thread
 
@@ -39,8 +45,17 @@ class SlotContent:
     reused."""
 
     header: Staged
-    table: bytes
+    own_table: bytes
     data: Bytes  # (header.nbytes,), read-only
+    note: bytes = b""  # metrics and custom values of a later promise
+
+    @property
+    def table(self) -> bytes:
+        """With what was promised."""
+        if not self.note:
+            return self.own_table
+        metrics, custom = loads(tuple[dict[str, float], Any], self.note)
+        return replace(SlotTable.from_bytes(self.own_table), metrics=metrics, custom=custom).to_bytes()
 
 
 class Slot:
@@ -75,8 +90,11 @@ class Slot:
 
     def read_header(self) -> Staged | None:
         """What the slot holds; None if it holds nothing complete. Cheap: one page."""
-        found = _parse(self._page())
-        return found[0] if found else None
+        page = self._page()
+        found = _parse(page)
+        if found is None:
+            return None
+        return found[0] if _mark(page, found[0]) is None else replace(found[0], promised=True)
 
     def read(self) -> SlotContent | None:
         """The slot's snapshot with its table checked; None if there is none. The data's checksums are the caller's to check."""
@@ -89,12 +107,20 @@ class Slot:
             return None
         body = self._mapped()
         table = body[PAGE_BYTES : PAGE_BYTES + table_len].tobytes()
-        if crc32c(table) != table_crc or self._page() != page:
+        if crc32c(table) != table_crc:
             return None
         start = PAGE_BYTES + self.table_capacity_bytes
+        note = b""
+        if (mark := _mark(page, header)) is not None:
+            note = body[start - min(mark[1], self.table_capacity_bytes) : start].tobytes()
+            if crc32c(note) != mark[2]:
+                return None
+            header = replace(header, promised=True)
+        if self._page()[:_HALF] != page[:_HALF]:
+            return None
         data = body[start : start + header.nbytes]
         data.flags.writeable = False
-        return SlotContent(header=header, table=table, data=data)
+        return SlotContent(header=header, own_table=table, data=data, note=note)
 
     # ------------------------------------------------------------ host and trainer
 
@@ -111,6 +137,7 @@ class Slot:
         if self.role != "trainer":
             raise RaystateError(f"slot {self.path} is open as {self.role}: only its trainer writes")
         self.invalidate()
+        self._maps[0][_HALF : _HALF + _PREFIX.size] = bytes(_PREFIX.size)
         self._filling = True
 
     @property
@@ -130,7 +157,7 @@ class Slot:
         for what, size, capacity in (
             ("table", table_bytes, self.table_capacity_bytes),
             ("data", header.nbytes, self.data_capacity_bytes),
-            ("header", len(_to_json(header, _MAX_UINT64, _MAX_UINT64)), PAGE_BYTES - _PREFIX.size),
+            ("header", len(_to_json(header, _MAX_UINT64, _MAX_UINT64)), _HALF - _PREFIX.size),
         ):
             if size > capacity:
                 raise CapacityError(
@@ -151,12 +178,40 @@ class Slot:
         if not self._filling:
             raise RaystateError(f"slot {self.path}: begin() comes before commit()", path=str(self.path))
         self.check(header, len(table))
-        text = _to_json(header, len(table), crc32c(table))
-        shared = self._maps[0]
-        shared[PAGE_BYTES : PAGE_BYTES + len(table)] = table
-        shared[_PREFIX.size : _PREFIX.size + len(text)] = text
-        shared[: _PREFIX.size] = _PREFIX.pack(_MAGIC, FORMAT, len(text), _crc(text))
+        self._maps[0][PAGE_BYTES : PAGE_BYTES + len(table)] = table
+        self._put(0, _to_json(header, len(table), crc32c(table)))
         self._filling = False
+
+    def promise(self, snapshot: SnapshotId, metrics: dict[str, float], custom: Any) -> None:
+        """The complete snapshot is promised, with these metrics and custom values instead of its own. Its host may have it already: it
+        sees the promise, or the slot is empty by then and nothing has changed.
+
+        Raises:
+            StepNotFoundError: the slot holds something else, or nothing.
+            CapacityError: they don't fit beside the table; `limit` is "table".
+        """
+        found = _parse(self._page())
+        if found is None or found[0].id != snapshot:
+            raise StepNotFoundError(f"slot {self.path} does not hold step {snapshot.step} any more", step=snapshot.step)
+        note, room = dumps((metrics, custom)), self.table_capacity_bytes - found[1]
+        if len(note) > room:
+            raise CapacityError(
+                f"step {snapshot.step} of rank {found[0].rank}: metrics and custom values of a later save() have {len(note)} bytes, and "
+                f"there is room for {room} beside those of the first",
+                step=snapshot.step,
+                rank=found[0].rank,
+                needed_bytes=len(note),
+                available_bytes=room,
+                limit="table",
+            )
+        end = PAGE_BYTES + self.table_capacity_bytes
+        self._maps[0][end - len(note) : end] = note
+        self._put(_HALF, dumps((snapshot, len(note), crc32c(note))))
+
+    def _put(self, start: int, text: bytes) -> None:
+        shared = self._maps[0]
+        shared[start + _PREFIX.size : start + _PREFIX.size + len(text)] = text
+        shared[start : start + _PREFIX.size] = _PREFIX.pack(_MAGIC, FORMAT, len(text), _crc(text))
 
     # ------------------------------------------------------------ life
 
@@ -227,16 +282,27 @@ def _closed(mapping: mmap.mmap) -> bool:
 
 
 def _parse(page: bytes) -> tuple[Staged, int, int] | None:
-    magic, version, length, crc = _PREFIX.unpack_from(page)
-    if magic != _MAGIC or version != FORMAT or length > PAGE_BYTES - _PREFIX.size:
-        return None
-    text = page[_PREFIX.size : _PREFIX.size + length]
-    if _crc(text) != crc:
-        return None
     try:
-        return loads(tuple[Staged, int, int], text)
-    except ValueError:  # whole, but not a header of this version
+        return loads(tuple[Staged, int, int], _text(page, 0))
+    except ValueError:  # there is none, or it is whole but not a header of this version
         return None
+
+
+def _mark(page: bytes, header: Staged) -> tuple[SnapshotId, int, int] | None:
+    """That of a later promise of this snapshot."""
+    try:
+        mark = loads(tuple[SnapshotId, int, int], _text(page, _HALF))
+    except ValueError:
+        return None
+    return mark if mark[0] == header.id else None
+
+
+def _text(page: bytes, start: int) -> bytes:
+    magic, version, length, crc = _PREFIX.unpack_from(page, start)
+    text = page[start + _PREFIX.size : start + _PREFIX.size + length]
+    if magic != _MAGIC or version != FORMAT or length > _HALF - _PREFIX.size or _crc(text) != crc:
+        return b""
+    return text
 
 
 def _to_json(header: Staged, table_len: int, table_crc: int) -> bytes:

@@ -14,7 +14,6 @@ from raystate.config.hints import KnowsOthers
 from raystate.config.state_config import StateConfig, check_config
 from raystate.core.formats.errors import ConfigError, Interrupted, RaystateError, StorageError, lost_steps
 from raystate.core.formats.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled
-from raystate.core.trainer.save_decision import SaveDecision
 from raystate.manager.calls import alone
 from raystate.manager.ending import Departure
 from raystate.manager.fresh import abstract_state
@@ -219,10 +218,12 @@ class StateManager(KnowsOthers):
                 values; serialized before this returns. States above 1 MiB only where the step is captured, else at `close`.
             metrics: numbers (or 0-d arrays, which may still be computing).
             custom: anything JSON.
-            force: make this step durable although none is due. Of the newest step that is another try: each that becomes durable counts.
+            force: make this step durable although none is due. Where it is captured already, as after an evaluation, that capture becomes
+                durable, with the metrics and custom values of this call.
 
         Returns:
-            True exactly when this step will be durable; the same on every process. Step 0 is due only with `force`, or by a policy.
+            True exactly when this call makes the step durable; the same on every process. False for a step that is promised, or durable,
+            already: a step number names one state. Step 0 is due only with `force`, or by a policy.
 
         Raises:
             ConfigError: an argument that can't be saved; names it. ReferenceMismatchError: no restart could take it (`check_saves`).
@@ -240,13 +241,7 @@ class StateManager(KnowsOthers):
         )
         kept = given.kept()
 
-        def decided(decision: SaveDecision) -> None:
-            if not decision.ignored:
-                self._last.keep(kept)
-                if decision.action == "skip":
-                    self._pipeline.keep_skipped(kept)
-
-        decision = self._pipeline.save(given, force=force, decided=decided)
+        decision = self._pipeline.save(given, force=force, decided=lambda decision: self._last.decided(decision, kept))
         count_save()
         if decision.promised:
             self._events.saved(given.step, began_s, self._pipeline.data_bytes)

@@ -17,6 +17,7 @@ import numpy as np
 from raystate.arrays.items import PackedItems, pack_items
 from raystate.config.state_config import StateConfig
 from raystate.core.formats.messages import RestoreSettled
+from raystate.core.trainer.save_decision import SaveDecision
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 from raystate.manager.staging import SaveArguments
@@ -47,9 +48,14 @@ class NewestSave:
         self._large = frozenset(name for name, size in sizes.items() if size > self.largest or name in packed.unread)
         return packed
 
-    def keep(self, given: SaveArguments) -> None:
-        """It is the newest now. `given`: from `SaveArguments.kept`."""
-        self._given = given
+    def decided(self, decision: SaveDecision, given: SaveArguments) -> None:
+        """What a save came to. `given`: from `SaveArguments.kept`."""
+        if not decision.ignored:
+            self._given = given
+            if decision.action == "skip":
+                self._pipeline.keep_skipped(given)
+        elif (machine := self._pipeline.machine).is_safe and machine.rank == 0 and (given.metrics or given.custom is not None):
+            logger.warning("%s: the metrics and custom values of this save() come too late", decision.reason)
 
     def forget(self) -> None:
         """There is none."""

@@ -23,7 +23,7 @@ from raystate.manager.pace import AgreedStep, StoragePace, not_copied, wait_for,
 from raystate.manager.room import Room, SlotNeed
 from raystate.manager.session import Session
 from raystate.manager.skipped import SkippedStep
-from raystate.manager.staging import SaveArguments, StepCopy, keep, stage
+from raystate.manager.staging import Job, LatePromise, SaveArguments, StepCopy, keep
 from raystate.orbax.save_policies import due_by_step
 from raystate.restored import STATE
 from raystate.waits import LOOK_EVERY_S, MOMENT_S, QUICK_ANSWER_S
@@ -58,8 +58,8 @@ class Pipeline:
         )
         self._spare = Spare()
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
-        self._jobs: deque[StepCopy] = deque()
-        self._running: StepCopy | None = None
+        self._jobs: deque[Job] = deque()
+        self._running: Job | None = None
         self._silent_until_s = 0.0
         self._skipped = SkippedStep()
         self._pauses: set[object] = set()  # of those that want that nothing begins
@@ -100,9 +100,13 @@ class Pipeline:
         """
         lineage = self._session.lineage
         self._session.refuse_overtaken(lineage)
-        described = self.describe(given.state, given.items)
-        self.check.look(described, given)
-        self._move(self._room.need(described, given, known=described.plan is self._plan))
+        described = None
+        if self.machine.capture_of(given.step, self._session.host_word()) is None:
+            described = self.describe(given.state, given.items)
+            self.check.look(described, given)
+            self._move(self._room.need(described, given, known=described.plan is self._plan))
+        elif force:
+            self._room.check_later(given)
         self._wait_for_turn(given.step, force)
         while True:
             with self.lock:
@@ -115,17 +119,19 @@ class Pipeline:
             self._agreed.wait_or_raise(given.step)
 
     def _decide(
-        self, given: SaveArguments, described: Described, force: bool, decided: Callable[[SaveDecision], None]
+        self, given: SaveArguments, described: Described | None, force: bool, decided: Callable[[SaveDecision], None]
     ) -> SaveDecision:
         with self.lock:
             memento = self.machine.memento()
-            busy = self._running is not None or bool(self._jobs)
-            job: StepCopy | None = None
-            decision, is_kept = None, False
+            busy = any(job is not None and job.fills for job in (self._running, *self._jobs))
+            decision, job, is_kept = None, None, False
             try:
                 decision = self.machine.on_save(given.step, force=force, host_word=self._session.host_word(), stager_busy=busy)
                 if decision.action in ("stage", "hold"):
-                    job = self._keep(given, described, again=decision.again, slot=decision.slot, promised=decision.promised)
+                    described = described or self.describe(given.state, given.items)
+                    job = self._keep(given, described, slot=decision.slot, promised=decision.promised)
+                elif decision.action == "promise":
+                    job = LatePromise(SnapshotId(self.machine.lineage, given.step), decision.slot, given.metrics, given.custom)
                 is_kept = True
                 self._act(decision, described, job, decided)
                 return decision
@@ -137,10 +143,10 @@ class Pipeline:
                 raise
 
     def _act(
-        self, decision: SaveDecision, described: Described, job: StepCopy | None, decided: Callable[[SaveDecision], None]
+        self, decision: SaveDecision, described: Described | None, job: Job | None, decided: Callable[[SaveDecision], None]
     ) -> None:
         """From here on the step is saved. May be done twice."""
-        self._plan = described.plan
+        self._plan = self._plan if described is None else described.plan
         if job is not None and job not in self._jobs:
             self._jobs.append(job)
             self._changed.notify_all()
@@ -153,16 +159,10 @@ class Pipeline:
             decided(decision)
         self._session.write_word(decision.word)
 
-    def _keep(self, given: SaveArguments, described: Described, *, again: int, slot: int | None, promised: bool) -> StepCopy:
-        return keep(
-            given,
-            described,
-            self._spare,
-            snapshot=SnapshotId(self.machine.lineage, given.step, again),
-            slot=slot,
-            promised=promised,
-            give_up_s=self._session.link.clock() + self._session.config.save_timeout_s,
-        )
+    def _keep(self, given: SaveArguments, described: Described, *, slot: int | None, promised: bool) -> StepCopy:
+        snapshot = SnapshotId(self.machine.lineage, given.step)
+        give_up_s = self._session.link.clock() + self._session.config.save_timeout_s
+        return keep(given, described, self._spare, snapshot=snapshot, slot=slot, promised=promised, give_up_s=give_up_s)
 
     def keep_skipped(self, given: SaveArguments) -> None:
         """save() found no slot for this step, the newest: one may come while the training thread does something else."""
@@ -178,7 +178,7 @@ class Pipeline:
         self._skipped.forget()
         try:
             described = self.describe(given.state, given.items)
-            self._jobs.append(self._keep(given, described, again=self.machine.again, slot=taken[0], promised=False))
+            self._jobs.append(self._keep(given, described, slot=taken[0], promised=False))
         except Exception:  # it was donated before a slot came
             self.machine.released(taken[0])
             self._session.write_word(self.machine.word())
@@ -197,11 +197,11 @@ class Pipeline:
     def _drop(self, snapshot: SnapshotId) -> None:
         """A newer promised one takes the place of one that still waits for a slot."""
         for job in [job for job in self._jobs if job.snapshot == snapshot and job.slot is None]:
-            job.held.release()
+            job.release()
             self._jobs.remove(job)
 
-    def _break_promise(self, job: StepCopy, why: str) -> None:
-        job.held.release()
+    def _break_promise(self, job: Job, why: str) -> None:
+        job.release()
         if job.promised:
             self.machine.promises.broke(job.snapshot, why)
 
@@ -247,28 +247,26 @@ class Pipeline:
             if self._pauses or not self._jobs:
                 return not self._pauses and self._catch_up()
             job = self._jobs[0]
-            if job.slot is None and not self._find_slot(job):
+            if isinstance(job, StepCopy) and job.slot is None and not self._find_slot(job):
                 return False
             self._jobs.popleft()
             self._running = job
         error: Exception | None = None
         try:
             # What this rank holds for itself is compared at the first snapshot of a line; before a commit the package's builder does it.
-            first = self._session.world > 1 and job.snapshot.lineage != self._compared
-            stage(job, self._session, compared=first)
+            job.put(self._session, compared=self._session.world > 1 and job.snapshot.lineage != self._compared)
             self._compared = job.snapshot.lineage
         except Exception as caught:
             error = caught
         slot, step = job.slot, job.snapshot.step
         assert slot is not None
         with self.lock:
-            if error is None:
-                self.machine.staged(slot, step)
-                job.held.release()
-            else:
-                logger.warning("step %d was not snapshotted: %s", step, error)
-                self.machine.released(slot)
+            if error is not None:
+                logger.warning("step %d was not %s: %s", step, "snapshotted" if job.fills else "promised", error)
                 self._break_promise(job, str(error))
+            if job.fills:
+                self.machine.staged(slot, step) if error is None else self.machine.released(slot)
+            job.release()
             self._running = None
             self._session.write_word(self.machine.word())
             self._changed.notify_all()
@@ -355,9 +353,9 @@ class Pipeline:
         with self.lock:
             self._session.refuse_left("restore()")
             for job in self._jobs:
-                if job.slot is not None:
+                if job.fills and job.slot is not None:
                     self.machine.released(job.slot)
-                job.held.release()
+                job.release()
             self._jobs.clear()
             self._skipped.forget()
             self.machine.begin(lineage, origin)

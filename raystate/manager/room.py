@@ -10,7 +10,7 @@ from raystate.arrays.tree import Described
 from raystate.core.formats.errors import CapacityError
 from raystate.core.trainer.machine import Trainer
 from raystate.manager.session import Session, Slots
-from raystate.manager.staging import SaveArguments, table_bytes_of
+from raystate.manager.staging import LATER_BYTES, SaveArguments, said_bytes, table_bytes_of
 
 LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
 LEAST_ROOM_BYTES = 1 << 20  # to grow
@@ -38,6 +38,7 @@ class Room:
         self._machine = machine
         self._lock = lock
         self._buffer_bytes = 0
+        self._later_bytes = 0  # there is room for so much beside the newest capture
 
     def need(self, described: Described, given: SaveArguments, *, known: bool) -> SlotNeed | None:
         """What this step needs and the slots lack; None: it fits.
@@ -46,6 +47,7 @@ class Room:
             known: the state is like the one before.
         """
         arena, layout = self._session.arena, described.layout
+        self._later_bytes = LATER_BYTES + said_bytes(given)
         if again := self.again():
             return again
         table_bytes = table_bytes_of(described, given)
@@ -61,6 +63,19 @@ class Room:
             buffer_bytes=max(layout.write_buffer_bytes, has.buffer_bytes),
         )
         return None if need == has else need
+
+    def check_later(self, given: SaveArguments) -> None:
+        """Raises CapacityError: the metrics and custom values of a later promise have no room beside those of the capture."""
+        if (needed := said_bytes(given)) > self._later_bytes:
+            raise CapacityError(
+                f"save of step {given.step}: metrics and custom values have {needed} bytes, and there is room for {self._later_bytes}: "
+                f"the step is captured already. Give custom values of that size with its first save(), or save them as an item",
+                step=given.step,
+                rank=self._session.rank,
+                needed_bytes=needed,
+                available_bytes=self._later_bytes,
+                limit="table",
+            )
 
     def _has(self, arena: TrainerArena) -> SlotNeed:
         """What the slots are good for."""

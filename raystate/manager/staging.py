@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from raystate.core.formats.tree import SlotTable
 from raystate.machine import fault_points
 from raystate.manager.session import Session
 from raystate.restored import STATE
+
+LATER_BYTES = 16 << 10  # metrics and custom values of a later promise may be so much larger than those of the capture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,38 @@ class StepCopy:
     metrics: Mapping[str, Any]
     promised: bool
     give_up_s: float
+    fills: ClassVar = True
+
+    def put(self, session: Session, *, compared: bool) -> None:
+        """See `stage`."""
+        stage(self, session, compared=compared)
+
+    def release(self) -> None:
+        """Let the bytes on the devices go."""
+        self.held.release()
+
+
+@dataclass(eq=False)
+class LatePromise:
+    """A step that is captured already, in that slot, is promised now, with the metrics and custom values of this later call."""
+
+    snapshot: SnapshotId
+    slot: int | None
+    metrics: Mapping[str, Any]
+    custom: Any
+    promised: ClassVar = True
+    fills: ClassVar = False
+
+    def put(self, session: Session, *, compared: bool) -> None:  # noqa: ARG002 - as `StepCopy.put`
+        """The capture is whole: its copy was made before."""
+        assert session.arena is not None and self.slot is not None
+        session.arena.slots[self.slot].promise(self.snapshot, _numbers(self.metrics), self.custom)
+
+    def release(self) -> None:
+        """There are no bytes."""
+
+
+Job = StepCopy | LatePromise
 
 
 def keep(
@@ -107,12 +141,10 @@ def stage(kept: StepCopy, session: Session, *, compared: bool) -> None:
     slot.begin()
     crcs = copy(kept.held, slot.data_mut)
     fault_points.reached("staging")
-    metrics = {name: float(np.asarray(value)) for name, value in kept.metrics.items()}
-    table = replace(kept.table, layout_ref=ref, crc32c=crcs, metrics=metrics)
+    table = replace(kept.table, layout_ref=ref, crc32c=crcs, metrics=_numbers(kept.metrics))
     header = Staged(
         lineage=snapshot.lineage,
         step=snapshot.step,
-        again=snapshot.again,
         rank=session.rank,
         world=session.world,
         layout=plan.layout_hash,
@@ -124,9 +156,10 @@ def stage(kept: StepCopy, session: Session, *, compared: bool) -> None:
 
 
 def table_bytes_of(described: Described, given: SaveArguments) -> int:
-    """At most so many bytes does the slot's table take: JSON of checksums, scalars, items, metrics and custom."""
+    """At most so many bytes does the slot's table take: JSON of checksums, scalars, items, metrics and custom, and those of a later
+    promise."""
     items = given.items
-    size = 4096 + 11 * len(described.layout.pieces)
+    size = 4096 + LATER_BYTES + 2 * said_bytes(given) + 11 * len(described.layout.pieces)
     for values in described.values:
         size += sum(6 * len(value) + 3 if isinstance(value, str) else 32 for value in values)
     size += sum(6 * len(name) + 2 * len(state) + 16 for name, state in items.iterators.items())
@@ -134,8 +167,16 @@ def table_bytes_of(described: Described, given: SaveArguments) -> int:
         6 * len(name) + 16 + sum(6 * len(file) + 2 * len(data) + 16 for file, data in files.items())
         for name, files in items.files.items()
     )
-    size += sum(6 * len(name) + 40 for name in given.metrics)
-    return size + len(json.dumps(items.json_items)) + len(json.dumps(given.custom))
+    return size + len(json.dumps(items.json_items))
+
+
+def said_bytes(given: SaveArguments) -> int:
+    """At most so many bytes do metrics and custom values take."""
+    return sum(6 * len(name) + 40 for name in given.metrics) + len(json.dumps(given.custom))
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(np.asarray(value)) for name, value in metrics.items()}
 
 
 def _own(leaf: Any) -> Any:

@@ -157,7 +157,7 @@ class _Teller:
             fresh = [
                 piece
                 for piece in summary.staged
-                if piece.step == self.step and self._first("staged", piece.lineage, piece.again, piece.rank, summary.host)
+                if piece.step == self.step and self._first("staged", piece.lineage, piece.rank, summary.host)
             ]
             if not fresh:
                 return ""
@@ -225,11 +225,10 @@ class _Teller:
         """What hosts hear of the step for the first time; it is the same for all of them."""
         advice = command.advice
         told: list[Decision] = []
-        if advice.stable[0] == self.step and self._first("stable", advice.lineage, advice.stable):
+        if advice.stable == self.step and self._first("stable", advice.lineage, advice.stable):
             self._reached("stable", time_s)
             told.append(Decision(text="it is stable: all of it is in the memory of the hosts"))
-        dead = [call for call in advice.dead if call[0] == self.step]
-        if dead and self._first("dead", advice.lineage, *dead):
+        if self.step in advice.dead and self._first("dead", advice.lineage):
             told.append(Decision(text="its snapshot is dead: it can't become complete"))
         one = advice.proposal
         if one is not None and one.step == self.step and self._first("proposal", advice.attempt, one.id, one.state):

@@ -118,7 +118,7 @@ def test_a_copy_has_the_same_bytes_and_outlives_its_host_actor(pair: Pair):
     pair.b.loop.close(remove_arena=False)
     pair.b = pair.new_b()
     assert pair.b.steps() == [1]
-    piece = {"lineage": LINE, "step": 1, "again": 0, "rank": 0}
+    piece = {"lineage": LINE, "step": 1, "rank": 0}
     got, there = pair.b.loop.serving.piece_head(**piece), pair.a.loop.serving.piece_head(**piece)
     assert np.array_equal(pair.b.loop.serving.piece_chunk(start=0, size=SIZE, **piece), pair.bytes)
     assert (got.table, got.layout) == (there.table, there.layout)
@@ -183,7 +183,7 @@ def test_layouts_of_copies_go_with_them(pair: Pair):
         pair.stage(step, leaf=f"w{step}")
         pair.b.order(step, seq=step)
         wait_for(lambda step=step: step in pair.b.steps() and pair.b.ended(), f"the copy of step {step}")
-        advice = Advice(attempt=1, seq=step, lineage=LINE, decided=True, stable=(step, 0), durable_step=-1)
+        advice = Advice(attempt=1, seq=step, lineage=LINE, decided=True, stable=step, durable_step=-1)
         pair.b.loop.order(advice)
     pair.b.arena.prune_layouts()
     assert len(list((pair.b.arena.path / "layouts").iterdir())) <= 3, "one for each slot"

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raystate.arena import HostArena, SlotSet, TrainerArena
-from raystate.core.formats.errors import CapacityError, RaystateError
+from raystate.arena import HostArena, Slot, SlotSet, TrainerArena
+from raystate.core.formats.errors import CapacityError, RaystateError, StepNotFoundError
 from raystate.core.formats.messages import Staged
+from raystate.core.formats.tree import SlotTable
 from tests.arena.sets import Child, OpenHost
 
 HEADER = Staged(lineage="1.1.abc", step=7, rank=0, world=2, layout="1234", promised=True, nbytes=10_000)
@@ -156,6 +157,64 @@ def test_a_header_torn_at_any_byte_or_damaged_reads_as_empty(pair: tuple[SlotSet
         file.seek(4096 + 2)
         file.write(b"!")
         assert slot.read() is None and slot.read_header() == HEADER
+
+
+TABLE = SlotTable(layout_ref="l", crc32c=(1, 2), metrics={"loss": 1.0}, custom="first")
+CAPTURE = replace(HEADER, promised=False)
+LATER = ({"loss": 0.5, "accuracy": 0.9}, {"note": "after the evaluation"})
+
+
+def held_by(slot: Slot) -> tuple[bool, dict[str, float], object]:
+    content, header = slot.read(), slot.read_header()
+    assert content is not None and content.header == header
+    table = SlotTable.from_bytes(content.table)
+    assert (table.layout_ref, table.crc32c) == ("l", (1, 2))
+    return content.header.promised, table.metrics, table.custom
+
+
+def test_a_capture_that_is_promised_later_has_the_later_metrics(pair: tuple[SlotSet, TrainerArena]):
+    held, trainer = pair
+    data = fill(trainer, 0, CAPTURE, TABLE.to_bytes())
+    assert held_by(held.slots[0]) == (False, {"loss": 1.0}, "first")
+    before = held.slots[0].read()
+    trainer.slots[0].promise(CAPTURE.id, *LATER)
+    assert held_by(held.slots[0]) == (True, *LATER)
+    content = held.slots[0].read()
+    assert content is not None and np.array_equal(content.data, data)
+    assert before is not None and SlotTable.from_bytes(before.table).custom == "first"
+    fill(trainer, 0, CAPTURE, TABLE.to_bytes())
+    assert held_by(held.slots[0]) == (False, {"loss": 1.0}, "first"), "the promise goes with the capture"
+
+
+def test_a_promise_torn_at_any_byte_does_not_count(pair: tuple[SlotSet, TrainerArena]):
+    held, trainer = pair
+    fill(trainer, 0, CAPTURE, TABLE.to_bytes())
+    trainer.slots[0].promise(CAPTURE.id, *LATER)
+    slot = held.slots[0]
+    with slot.path.open("r+b", buffering=0) as file:
+        whole = file.read(4096)
+        for at in range(2048, len(whole.rstrip(b"\0"))):
+            for torn in (whole[:at] + bytes(4096 - at), whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]):
+                file.seek(0)
+                file.write(torn)
+                assert held_by(slot) == (False, {"loss": 1.0}, "first")
+
+
+def test_a_promise_of_what_is_not_there_or_of_too_much_changes_nothing(pair: tuple[SlotSet, TrainerArena]):
+    held, trainer = pair
+    with pytest.raises(StepNotFoundError):
+        trainer.slots[0].promise(CAPTURE.id, *LATER)
+    fill(trainer, 0, CAPTURE, TABLE.to_bytes())
+    with pytest.raises(StepNotFoundError):
+        trainer.slots[0].promise(replace(CAPTURE, step=8).id, *LATER)
+    with pytest.raises(CapacityError) as caught:
+        trainer.slots[0].promise(CAPTURE.id, {}, "x" * 4096)
+    assert caught.value.needed_bytes is not None and caught.value.needed_bytes > (caught.value.available_bytes or 0)
+    assert held_by(held.slots[0]) == (False, {"loss": 1.0}, "first")
+    held.slots[0].invalidate()
+    with pytest.raises(StepNotFoundError):
+        trainer.slots[0].promise(CAPTURE.id, *LATER)
+    assert held.slots[0].read() is None
 
 
 def test_modes(pair: tuple[SlotSet, TrainerArena]):

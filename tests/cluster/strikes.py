@@ -70,7 +70,7 @@ def newest_in_memory(run: Any, *, nodes: int = 1) -> int:
 
     On a busy machine it is older than the newest step trained, and nobody can say by how much: snapshots are skipped there.
     """
-    places: dict[tuple[str, int, int], dict[int, set[str]]] = {}
+    places: dict[tuple[str, int], dict[int, set[str]]] = {}
     complete = [-1]
     for path in default_root().glob(f"raystate-{run_hash(run.storage, run.run)}-*/set-*"):
         try:
@@ -78,7 +78,7 @@ def newest_in_memory(run: Any, *, nodes: int = 1) -> int:
         except RaystateError:  # removed or not yet finished
             continue
         for header in filter(None, [slot.read_header() for slot in opened.slots]):
-            ranks = places.setdefault((header.lineage, header.step, header.again), {})
+            ranks = places.setdefault((header.lineage, header.step), {})
             ranks.setdefault(header.rank, set()).add(path.parent.name)
             if len(ranks) == header.world and all(len(found) >= nodes for found in ranks.values()):
                 complete.append(header.step)

@@ -240,9 +240,9 @@ class Driver:
         for rank in range(self.world):
             self.word(rank, newest, **more)
 
-    def key(self, step: int, again: int = 0) -> SnapshotId:
+    def key(self, step: int) -> SnapshotId:
         """A snapshot of the present lineage."""
-        return SnapshotId(self.lineage, step, again)
+        return SnapshotId(self.lineage, step)
 
     def hold(
         self,
@@ -250,7 +250,6 @@ class Driver:
         step: int,
         *,
         promised: bool = False,
-        again: int = 0,
         layout: str = "L",
         host: str | None = None,
         local: int = 0,
@@ -263,18 +262,17 @@ class Driver:
                 world=self.world,
                 lineage=self.lineage,
                 step=step,
-                again=again,
                 layout=layout,
                 promised=promised,
                 local=local,
             )
         )
-        self.word(rank, step, again=again)
+        self.word(rank, step)
 
-    def stage(self, step: int, *, promised: bool = False, again: int = 0) -> None:
+    def stage(self, step: int, *, promised: bool = False) -> None:
         """All ranks have staged the step."""
         for rank in range(self.world):
-            self.hold(rank, step, promised=promised, again=again)
+            self.hold(rank, step, promised=promised)
 
     def flush(self, rank: int, *promised: SnapshotId, word: int | None = None) -> Ask:
         """wait_until_finished()."""

@@ -47,7 +47,7 @@ def test_a_value_comes_back_as_it_was_with_its_types(value: Any):
         (LiveStep, {"step": True, "save": None}, r"^LiveStep\.step: expected <class 'int'>, got true"),
         (LiveStep, {"step": 1}, r"^LiveStep: .*'save'"),
         (LiveStep, {"step": 1, "save": None, "colour": 1}, r"^LiveStep: unknown fields colour"),
-        (Fact, [["1.1.a", 3], "why"], r"^Fact: expected .*SnapshotId"),
+        (Fact, [["1.1.a"], "why"], r"^Fact: expected .*SnapshotId"),
     ],
 )
 def test_an_error_names_the_field_that_does_not_fit(kind: type, raw: Any, said: str):

@@ -163,13 +163,7 @@ def test_what_a_release_gives_up_is_a_fact_of_the_log():
     assert [(key.step, why) for key, why in driver.core.journal.tail.given_up] == [(3, UNFINISHED)]
 
 
-# ---------------------------------------------------------------- several tries of one step
-
-
-def breaks(driver: Driver, step: int, again: int) -> None:
-    """Rank 0 has the newest try of a step, and rank 1's copy of it comes to nothing."""
-    driver.hold(0, step, promised=True, again=again)
-    driver.word(1, step, again=again)
+# ---------------------------------------------------------------- one step in two lineages
 
 
 def flush(driver: Driver, rank: int, *promised: SnapshotId, broken: SnapshotId | None = None) -> None:
@@ -177,32 +171,6 @@ def flush(driver: Driver, rank: int, *promised: SnapshotId, broken: SnapshotId |
     driver.send(
         FlushAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank, promised=promised, broken=lost, word=driver.numbers[rank])
     )
-
-
-def test_a_try_that_breaks_beside_one_that_is_being_written_costs_nothing():
-    driver = running()
-    driver.auto = False
-    driver.stage(4, promised=True)
-    breaks(driver, 4, 1)
-    flush(driver, 1, broken=driver.key(4, 1))
-    flush(driver, 0, driver.key(4, 1))
-    assert not driver.replies(FlushReply)
-    driver.auto = True
-    driver.tick(20.0)
-    assert [reply.errors for reply in driver.replies(FlushReply)] == [(), ()]
-    assert driver.core.tail is not None and driver.core.tail.given_up == ()
-
-
-def test_a_close_waits_for_the_try_that_is_being_written():
-    driver = running()
-    driver.auto = False
-    driver.stage(4, promised=True)
-    breaks(driver, 4, 1)
-    driver.leave(driver.key(4, 1), driver.key(4, 1))
-    assert not driver.replies(Failure)
-    driver.auto = True
-    driver.tick(20.0)
-    assert [(reply.step, reply.errors) for reply in driver.replies(LeaveReply)] == [(4, ())] * 2
 
 
 def inherits() -> Driver:
@@ -229,15 +197,6 @@ def test_what_a_lineage_began_with_counts_while_it_is_being_written():
     driver.auto = True
     driver.tick(20.0)
     assert [reply.errors for reply in driver.replies(FlushReply)] == [()]
-
-
-def test_a_delete_takes_all_tries_that_were_made_before():
-    driver = running(keep_last=None)
-    driver.stage(2, promised=True)
-    driver.stage(4, promised=True)
-    driver.delete(2)
-    driver.flush(0, driver.key(2, 1))
-    assert driver.replies(FlushReply)[-1].errors == (), "another try of step 2 was durable"
 
 
 def test_the_reason_of_a_broken_copy_replaces_what_a_report_has_said():

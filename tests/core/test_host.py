@@ -58,14 +58,15 @@ def free(slots: list[Staged | None], advice: Advice | None) -> list[int]:
 
 def test_slots_are_free_by_stable_dead_and_lineage():
     slots = [slot("1.2.x", 4), slot("1.2.x", 5), slot("1.2.x", 6), slot("1.1.x", 9), slot(), slot("1.3.x", 1)]
-    advice = Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, stable=(5, 0))
+    advice = Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, stable=5)
     assert free(slots, None) == [4]
     assert free(slots, Advice(attempt=1, seq=1, lineage="")) == [4]
     assert free(slots, advice) == [0, 3, 4]
-    assert free(slots, Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, dead=((6, 0),), keep=(SnapshotId("1.1.x", 9),))) == [
-        2,
-        4,
-    ]
+    skipped = Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, dead=(6,), keep=(SnapshotId("1.1.x", 9),))
+    assert free(slots, skipped) == [2, 4]
+    promised = [one and replace(one, promised=True) for one in slots]
+    assert free(promised, skipped) == [4], "who has skipped it may still get it by force"
+    assert free(promised, replace(skipped, stable=7)) == [0, 1, 2, 4]
 
 
 # ---------------------------------------------------------------- the machine
@@ -83,8 +84,8 @@ def test_older_lineages_stay_until_it_is_decided_what_the_new_one_restores():
     assert free(slots, replace(undecided, decided=True)) == [1, 2]
 
 
-def piece(step: int, *, lineage: str = "1.2.x", again: int = 0, rank: int = 0) -> Staged:
-    return Staged(rank=rank, world=1, lineage=lineage, step=step, again=again, layout="L", promised=False)
+def piece(step: int, *, lineage: str = "1.2.x", rank: int = 0) -> Staged:
+    return Staged(rank=rank, world=1, lineage=lineage, step=step, layout="L", promised=False)
 
 
 def word(newest: int = -1, *, lineage: str = "1.2.x", done: tuple[int, ...] = (), **more: Any) -> TrainerWord:
@@ -153,7 +154,7 @@ def test_granted_and_held_slots_are_never_granted_again():
     node.advise()
     node.read(word(5, done=(1, 1, 0)), piece(5), piece(4), None)
     node.send(HoldAsked(reader="r", snapshot=piece(4).id, ranks=(0,)))
-    node.advise(2, stable=(50, 0))
+    node.advise(2, stable=50)
     assert node.grants() == (2, 1, 1)
 
 
@@ -254,8 +255,8 @@ def test_a_save_is_executed_once():
     assert [type(one) for one in node.send(order) if not isinstance(one, HostReported)] == []
     node.send(replace(order, save=SaveId("a1k1")))
     assert [one.error for one in node.refusals()] == ["StepNotFoundError"], "an older one has come late"
-    node.send(replace(order, save=SaveId("a1k3"), again=1))
-    assert "does not hold ranks [0] of step 5" in node.refusals()[0].message
+    node.send(replace(order, save=SaveId("a1k3"), step=6))
+    assert "does not hold ranks [0] of step 6" in node.refusals()[0].message
 
 
 def test_a_trainer_that_has_grown_keeps_its_old_slots_until_no_step_needs_them():
@@ -269,7 +270,7 @@ def test_a_trainer_that_has_grown_keeps_its_old_slots_until_no_step_needs_them()
     node.read(word(6, done=(0, 0, 0)), None, None, None, index=1)
     assert [one.step for one in node.report().staged] == [5]
     node.send(HoldAsked(reader="r", snapshot=piece(5).id, ranks=(0,)))
-    node.advise(2, stable=(6, 0))
+    node.advise(2, stable=6)
     assert node.took(RemoveSet) == [], "it is being read"
     node.send(HoldEnded(reader="r"))
     assert [one.index for one in node.took(RemoveSet)] == [0]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from raystate.core.formats.messages import (
-    NO_CALL,
     Answer,
     Append,
     Appended,
@@ -18,7 +17,6 @@ from raystate.core.formats.messages import (
     FlushReply,
     HostId,
     Invalidate,
-    LeaveReply,
     RestoreAsked,
     RestoreChoice,
     RestoreSettled,
@@ -360,20 +358,6 @@ def test_a_late_word_of_the_restore_before_does_not_choose_for_the_next():
     assert driver.restore().step == 6
 
 
-def test_other_bytes_in_memory_give_way_to_a_durable_step_of_the_same_number():
-    """Schedule 8947: a step that was saved once more, after it had become durable, was restored again and again and could never end."""
-    driver = running()
-    driver.stage(2, promised=True)
-    driver.stage(2, promised=True, again=1)
-    driver.flush(0, driver.key(2, again=1))
-    assert driver.replies(FlushReply)[-1].errors == ()
-    driver.join(AB, "h")
-    choice = driver.restore()
-    assert (choice.tier, choice.step) == ("storage", 2)
-    driver.leave(choice.origin)
-    assert driver.replies(LeaveReply)[-1].step == 2
-
-
 def test_a_late_word_of_a_restore_that_is_over_begins_none():
     """Schedule 15072: a doubled RestoreTried made a new Coordinator give up the lineage in which the rank was training."""
     driver = Driver(dead=(1,), hosts=("a",))
@@ -472,7 +456,7 @@ def test_what_becomes_complete_after_the_choice_is_not_called_stable():
     driver.ask_all()
     assert [one.tier for one in driver.replies(RestoreChoice)][-2:] == ["none", "none"]
     driver.hold(1, 3)
-    assert driver.core.snapshots.stable == NO_CALL
+    assert driver.core.snapshots.stable == -1
 
 
 def test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one():

@@ -363,20 +363,3 @@ def test_who_only_asks_is_answered_at_once():
     )
     [reply] = driver.replies(FlushReply)
     assert (reply.durable_step, reply.lost, reply.undecided) == (2, (), (driver.key(4),))
-
-
-def test_another_try_is_written_where_the_first_is_lost():
-    driver = running()
-    driver.auto = False
-    driver.stage(2, promised=True)
-    driver.stage(2, promised=True, again=1)
-    for _ in range(3):
-        save = driver.take(Write)[-1].save
-        driver.send(Written(host=HostId("a"), save=save, error="the disk is full"))
-        driver.tick(30.0)
-    driver.flush(0, driver.key(2), driver.key(2, 1))
-    assert not driver.replies(FlushReply)
-    driver.auto = True
-    driver.tick(20.0)
-    assert driver.core.journal.live[2].snapshot == driver.key(2, 1)
-    assert driver.replies(FlushReply)[-1].errors == (), "both calls promised step 2, and it is durable"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from raystate.core.formats.messages import (
-    NO_CALL,
     Advise,
 )
 from tests.core.driver import Driver, running
@@ -14,16 +13,16 @@ from tests.core.driver import Driver, running
 def test_stable_when_all_ranks_hold_it():
     driver = running()
     driver.hold(0, 1)
-    assert driver.core.snapshots.stable == NO_CALL
+    assert driver.core.snapshots.stable == -1
     driver.hold(1, 1)
-    assert driver.advice().stable == (1, 0)
+    assert driver.advice().stable == 1
 
 
 def test_other_layout_is_not_complete():
     driver = running()
     driver.hold(0, 1)
     driver.hold(1, 1, layout="M")
-    assert driver.core.snapshots.stable == NO_CALL
+    assert driver.core.snapshots.stable == -1
 
 
 def test_skipped_step_is_dead_and_the_interval_grows_and_shrinks():
@@ -32,12 +31,12 @@ def test_skipped_step_is_dead_and_the_interval_grows_and_shrinks():
     driver.word(1, 1, pending=(1,))
     assert driver.core.snapshots.dead == set()
     driver.word(1, 1)
-    assert driver.advice().dead == ((1, 0),)
+    assert driver.advice().dead == (1,)
     assert driver.advice().interval == 1, "one skip is a hiccup"
     driver.stage(2)
     driver.hold(0, 3)
     driver.word(1, 3)
-    assert driver.advice().dead == ((3, 0),)
+    assert driver.advice().dead == (3,)
     assert driver.advice().interval == 2
     for step in range(4, 40, 2):
         driver.stage(step)
@@ -57,7 +56,7 @@ def test_what_two_ranks_of_one_host_have_reported_together_is_judged_for_all():
         driver.staged["a"].append(dataclasses.replace(driver.staged["a"][rank], step=2))
         driver.word(rank, 3, report=False)
     driver.report("a")
-    assert driver.core.snapshots.dead == {(2, 0)}
+    assert driver.core.snapshots.dead == {2}
 
 
 def test_newer_reports_only():
@@ -69,7 +68,7 @@ def test_newer_reports_only():
     driver.seq["a"] = 1000
     driver.staged["b"] = []
     driver.hold(1, 1)
-    assert driver.core.snapshots.stable == (1, 0)
+    assert driver.core.snapshots.stable == 1
 
 
 def test_advice_that_was_lost_is_given_again():

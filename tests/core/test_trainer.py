@@ -115,7 +115,7 @@ def test_durable_without_a_slot_is_held_and_gets_the_next_one():
     replaced = made.on_save(4, host_word=host(0, 0, 0))
     assert (replaced.action, replaced.dropped) == ("hold", SnapshotId("1.1.x", 2))
     again = made.on_save(4, force=True, host_word=host(0, 0, 0))
-    assert (again.action, again.dropped) == ("hold", SnapshotId("1.1.x", 4)), "it takes the place of the try before"
+    assert (again.action, again.ignored) == ("none", True)
     assert made.promises.broken == ((SnapshotId("1.1.x", 2), "no slot became free for it before the next durable step"),)
     assert made.take_slot(host(0, 0, 0)) is None
     assert made.take_slot(host(0, 1, 0)) == (1, 4)
@@ -135,7 +135,7 @@ def test_equal_step_is_nothing_unless_forced_and_an_older_one_an_error():
     made.on_save(5, host_word=host())
     assert made.on_save(5, host_word=host()).action == "none"
     forced = made.on_save(5, force=True, host_word=host())
-    assert (forced.action, forced.promised) == ("stage", True)
+    assert (forced.action, forced.promised) == ("promise", True)
     with pytest.raises(StepOrderError):
         made.on_save(4, host_word=host())
 
@@ -191,7 +191,7 @@ def test_a_restore_begins_a_lineage_and_ends_the_promises():
     made.begin("1.2.x", SnapshotId("", 1))
     made.settled(ahead=(3, 4), safe=True)
     word = made.word()
-    assert (word.lineage, word.newest_step, word.again, word.pending) == ("1.2.x", 1, -1, ())
+    assert (word.lineage, word.newest_step, word.pending) == ("1.2.x", 1, ())
     assert made.promises.made == ()
     assert made.is_safe
     assert made.on_save(2, host_word=host()).promised, "the same step, of another line"
@@ -222,22 +222,35 @@ def test_what_the_shell_could_not_do_leaves_no_trace_but_its_numbers():
     assert made.word().number > number
     assert (made.promises.made, made.newest, made.staging) == ((), -1, False)
     corrected = made.on_save(2, host_word=host(proposal=proposal("proposed")))
-    assert (corrected.promised, corrected.slot, corrected.again) == (True, 0, 0)
+    assert (corrected.promised, corrected.slot) == (True, 0)
 
 
-def test_a_forced_repetition_is_another_try_that_stands_for_those_before():
+def test_a_forced_repetition_promises_the_capture():
     made = trainer()
-    assert made.on_save(5, host_word=host()).again == 0
-    for again in (1, 2):
-        decision = made.on_save(5, force=True, host_word=host())
-        assert (decision.promised, decision.again) == (True, again)
-        assert made.promises.made == (SnapshotId("1.1.x", 5, again),)
-    made.promises.broke(SnapshotId("1.1.x", 5, 2), "no slot was free")
-    before = made.memento()
-    assert made.on_save(5, force=True, host_word=host()).promised
-    assert made.promises.broken == ()
-    made.put_back(before)
-    assert len(made.promises.broken) == 1
+    taken = made.on_save(5, host_word=host())
+    made.staged(taken.slot or 0, 5)
+    decision = made.on_save(5, force=True, host_word=host(0, 1, 1))
+    assert (decision.action, decision.promised, decision.slot) == ("promise", True, taken.slot)
+    assert (made.promises.made, made.is_safe, made.staging) == ((SnapshotId("1.1.x", 5),), True, False)
+    for force in (False, True):
+        late = made.on_save(5, force=force, host_word=host(0, 1, 1))
+        assert (late.action, late.promised, late.ignored) == ("none", False, True)
+
+
+@pytest.mark.parametrize("gone", ["granted anew", "copy failed", "other slots", "never made", "skipped"])
+def test_a_forced_repetition_captures_where_there_is_no_capture(gone: str):
+    made, word = trainer(snapshot_every=3 if gone == "never made" else 1), host(0, 1, 1)
+    first = made.on_save(5, host_word=host(0, 0, 0) if gone == "skipped" else host(1, 1, 1))
+    if gone in ("granted anew", "copy failed"):
+        assert first.slot == 0
+        (made.released(0) if gone == "copy failed" else made.staged(0, 5))
+        word = host(2, 1, 1) if gone == "granted anew" else word
+    elif gone == "other slots":
+        made.staged(0, 5)
+        made.new_slots(3)
+    again = made.on_save(5, force=True, host_word=word)
+    assert (again.action, again.promised) == ("stage", True)
+    assert made.promises.made == (SnapshotId("1.1.x", 5),)
 
 
 @pytest.mark.parametrize("saving", [False, True])
@@ -245,7 +258,7 @@ def test_what_was_durable_when_it_was_restored_is_not_tried_again(saving: bool):
     made = trainer()
     made.begin("1.2.x", SnapshotId("1.1.x", 5))
     made.settled(ahead=(), safe=not saving, saving=saving)
-    assert made.on_save(5, force=True, host_word=host()).promised == saving
+    assert not made.on_save(5, force=True, host_word=host()).promised
 
 
 def test_words_are_numbered():
@@ -280,7 +293,8 @@ def test_a_due_step_waits_while_promised_ones_hold_all_slots_but_one():
     full = host(1, 1, 1)
     assert waits(6, full) and not waits(7, host(1, 1, 2)), "a slot is free"
     assert not made.must_wait(5, force=False, host_word=full), "it is not due"
-    assert made.must_wait(5, force=True, host_word=full)
+    assert not made.must_wait(5, force=True, host_word=full), "it has its capture"
+    assert made.must_wait(7, force=True, host_word=full)
     assert not waits(6, host(1, 1, 1, durable_step=2)), "one of them is durable: its slot will soon be free"
     assert made.on_save(6, host_word=full).action == "hold"
     assert waits(8, host(1, 1, 1, durable_step=2)), "the one before has none"

@@ -6,7 +6,6 @@ Named by their rows in the list of what was seen when raystate was used as stran
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,19 +74,13 @@ def _the_last_step_is_not_kept() -> Any:
     return planted((newest.NewestSave, "make_durable", lambda _: None))
 
 
-def _a_repeat_is_the_same_save() -> Any:
-    """(5) A forced repeat has no identity of its own."""
+def _a_repeat_is_captured_anew() -> Any:
+    """(5) A step number names two states."""
     real = trainer.Trainer.on_save
 
     def on_save(self: trainer.Trainer, step: int, **more: Any) -> Any:
-        decision = real(self, step, **more)
-        if not self.again:
-            return decision
-        self.again = 0
-        self.promises.made = tuple(SnapshotId(one.lineage, one.step, 0) for one in self.promises.made)
-        if self.kept is not None:
-            self.kept = SnapshotId(self.kept.lineage, self.kept.step, 0)
-        return dataclasses.replace(decision, again=0, word=self.word())
+        self._slots.captured = None
+        return real(self, step, **more)
 
     return planted((trainer.Trainer, "on_save", on_save))
 
@@ -222,7 +215,7 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "abandoned copies go on": _abandoned_copies_go_on,
     "retention by number": _retention_by_number,
     "the last step is not kept": _the_last_step_is_not_kept,
-    "a repeat is the same save": _a_repeat_is_the_same_save,
+    "a repeat is captured anew": _a_repeat_is_captured_anew,
     "tables do not grow": _tables_do_not_grow,
     "long words are not sent": _long_words_are_not_sent,
     "steps of another past are taken": _steps_of_another_past_are_taken,

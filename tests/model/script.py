@@ -404,9 +404,24 @@ class Player:
         self.save(self.line.newest + call.amount, self.token(call.number, 0), force=True)
 
     def do_again(self, call: Call) -> None:
-        """The same step once more, with other bytes, and force."""
-        if self.line.newest >= 0:
-            self.save(self.line.newest, self.token(call.number, 0), force=True)
+        """The same step once more, by force: its capture counts, whatever bytes this call has. Where there is none, they are the same."""
+        line, pipeline = self.line, self.manager._pipeline
+        if line.newest < 0:
+            return
+        token = self.token(call.number, 0) if line.token is None else line.token
+        if pipeline.machine.capture_of(line.newest, self.manager._session.host_word()) is not None:
+            got = self._save(line.newest, self.token(call.number, 0), True)
+        else:
+            self.truth.save(self.me, line.newest, token)
+            self.items["data"].state = str(token).encode()
+            self.truth.items[token, self.me] = self.items["rows"].state, self.items["batches"].get_state()
+            got = self._save(line.newest, token, True, items=self.items)
+        if got == line.promised:
+            raise Violation(f"save({line.newest}, force=True) once more on rank {self.me} says {got}")
+        if got:
+            self.line = Line(newest=line.newest, token=token, promised=True, saved=True)
+            self.promises.append((line.newest, token))
+            self.last_true, self.flushed = line.newest, False
 
     def do_repeat(self, call: Call) -> None:
         """The same step once more, without force: nothing."""
@@ -422,16 +437,15 @@ class Player:
                 return
             raise Violation(f"save({step}) on rank {self.me} was taken, although storage holds that step of another past")
         repeated = step == line.newest
-        counts = not repeated or (force and (line.saved or not line.promised))
         every = self.manager.config.save_every_steps or 1
         due = step // every > max(line.newest, 0) // every
-        expected = counts and (force or (due and not repeated))
-        if counts:
+        expected = not repeated and (force or due)
+        if not repeated:
             self.truth.save(self.me, step, token)
         got = self._save(step, token, force)
         if got != expected:
             raise Violation(f"save({step}, force={force}) on rank {self.me} says {got}, expected {expected}")
-        if counts:
+        if not repeated:
             self.line = Line(newest=step, token=token, promised=expected, saved=True)
         if got:
             self.promises.append((step, token))
@@ -447,9 +461,10 @@ class Player:
         self.truth.items[token, self.me] = rows.state, batches.get_state()
         return self.items
 
-    def _save(self, step: int, token: float, force: bool) -> bool:
-        state, items = self.state(token), self._items_of(token)
-        custom = {"token": token, "log": "x" * (LARGE_CHARS if self.large else 0)}
+    def _save(self, step: int, token: float, force: bool, items: dict[str, Any] | None = None) -> bool:
+        state, items = self.state(token), items or self._items_of(token)
+        large = self.large and step != self.line.newest  # a later call may not bring more than the first
+        custom = {"token": token, "log": "x" * (LARGE_CHARS if large else 0)}
         nothing_yet = not self.truth.published
         began_s = self.rank.world.clock()
         got = self.manager.save(step, state, items=items, metrics={"loss": token}, custom=custom, force=force)
@@ -708,8 +723,9 @@ class Player:
 
         stored = self._agreed(key, begin)
         self.ahead = {one for one in stored if one > step}
-        safe = self.manager._pipeline.machine.is_safe
-        if safe and token is not None:
+        machine = self.manager._pipeline.machine
+        safe = machine.is_safe
+        if safe and not machine.promises.made and token is not None:  # else its save is under way
             truth.durable(f"restore on rank {self.me}, where step {step} counts as durable,", [(step, token)])
         self.line = Line(newest=step, token=token, promised=safe, saved=False)
         self.last_true, self.flushed = -1, False

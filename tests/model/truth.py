@@ -102,7 +102,7 @@ class Truth:
                 raise Violation(f"{who} returned without an error, and save({step}) with token {token} never was in storage")
 
     def is_kept(self, step: int, token: float) -> bool:
-        """Whether the promise is: other tries of the step in the same line count, and what the line began with."""
+        """Whether the promise is: in the same line a step has one state, and what the line began with counts, too."""
         line = self.line_of.get(token)
         shown = self.published.get(step, set())
         return token in shown or any(self.line_of.get(one) == line or one == self.base_of.get(line or 0) for one in shown)

@@ -140,9 +140,7 @@ def test_every_event_has_a_sentence(kind: type[Any]) -> None:
 
 
 def test_a_snapshot_that_dies() -> None:
-    lines = story_of(
-        5, (staged(5), ()), (HostDown(host=HostId("b"), reason="said nothing"), advice(dead=((5, 0),))), (staged(5), ())
-    )
+    lines = story_of(5, (staged(5), ()), (HostDown(host=HostId("b"), reason="said nothing"), advice(dead=(5,))), (staged(5), ()))
     assert lines == [
         "host aaaaaaaa holds the snapshot of rank 0",
         "host b is lost: said nothing",

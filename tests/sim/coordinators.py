@@ -105,7 +105,7 @@ class CoordinatorProc(Proc):
             self.world.on(self, 0.1 * self.world.random(), self.feed, _TICK)
         commands = self.core.handle(event, self.own_time(), more=more)
         if more:  # judged by the hosts that were known then: the batch may bring another one
-            self.world.check_stable(self, SnapshotId(self.core.snapshots._lineage, *self.core.snapshots.stable))
+            self.world.check_stable(self, SnapshotId(self.core.snapshots._lineage, self.core.snapshots.stable))
         for command in commands:
             kind = type(command)
             if isinstance(command, Log):

@@ -12,7 +12,7 @@ from typing import Any
 
 from raystate.core.coordinator import agreement, copying, fresh_reports, group, journal, memory, restorable, saves
 from raystate.core.formats.host_messages import Empty
-from raystate.core.formats.messages import EndTrainers, LiveStep, SnapshotId, Staged, Write
+from raystate.core.formats.messages import EndTrainers, LiveStep, SnapshotId, Write
 from raystate.core.host import copies, slot_sets, slots
 from raystate.core.host import machine as host
 from raystate.core.trainer import machine as trainer
@@ -209,11 +209,6 @@ def _restore_in_the_same_lineage() -> Any:
     return planted((group.Joins, "next_lineage", next_lineage))
 
 
-def _repeated_saves_mixed() -> Any:
-    """The pieces of a step count together, whichever save() of it they come from."""
-    return planted((Staged, "id", property(lambda self: SnapshotId(self.lineage, self.step))))
-
-
 def _lost_promise_told_as_kept() -> Any:
     """What was given up is told as durable."""
     real = saves.Saves.fate
@@ -283,7 +278,6 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "discarded while it is read": _discarded_while_read,
     "questions judged on older reports": lambda: planted((group.Group, "heard", _always)),
     "restore without a new lineage": _restore_in_the_same_lineage,
-    "repeated saves counted together": _repeated_saves_mixed,
     "lost promise told as durable": _lost_promise_told_as_kept,
     "late pieces of a given-up past believed": _late_pieces_believed,
     "save executed twice": _save_executed_twice,

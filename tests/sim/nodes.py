@@ -161,12 +161,12 @@ class Node:
         """It can answer now."""
         return not self.world.cut(self) and self.actor is not None and self.actor.awake
 
-    def piece(self, rank: int, step: int, lineage: str, again: int) -> Saved | None:
+    def piece(self, rank: int, step: int, lineage: str) -> Saved | None:
         """The held piece of a rank, as a trainer finds it: by step, trusting that other lineages were discarded."""
         found: Saved | None = None
         for content, saved, _ in self.held():
             if content.rank == rank and content.step == step:
-                if content.lineage == lineage and content.again == again:
+                if content.lineage == lineage:
                     return saved
                 found = saved
         return found
@@ -398,7 +398,7 @@ class HostProc(Proc):
             one = self.node.sets[address.index]
             one.writing[address.slot] -= 1
             now = one.content[address.slot]
-            if now is None or now != began:
+            if now is None or began is None or now.id != began.id:
                 self.world.violated(f"held slots: save {order.save} reads {began}, and then {now}")
             else:
                 tokens[address.rank] = (one.saved[address.slot], now.step, now.rank)

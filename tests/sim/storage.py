@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 from raystate.core.formats.messages import Intent, LiveStep, LogEntry, SnapshotId
 
-Saved = tuple[str, int]
-"""(line, call): which call of save() gave the bytes. A line is what a script does from one restore to the next; core knows of none."""
+Saved = str
+"""The line that gave the bytes: what a script does from one restore to the next; core knows of none."""
 
 Promised = tuple[SnapshotId, tuple[Saved, ...]]
-"""What save() has returned True for, and whose bytes keep that promise: the newest call's are the last."""
+"""What save() has returned True for, and whose bytes keep that promise: its own line's are the last."""
 
 Token = tuple[Saved, int, int]
 """(saved, step, rank): stands for the bytes of one rank's piece; two pieces are equal iff their tokens are."""
 
-BEFORE: Saved = ("before", 0)
+BEFORE: Saved = "before"
 
 FILES = ("_METADATA", "manifest.ocdbt")
 MARKER = "commit_success.txt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.formats.errors import RaystateError, StepOrderError
@@ -72,9 +73,8 @@ class TrainerProc(Proc):
         self.restores = 0
         self.leaving = False
         self.busy_until_s = 0.0
-        self.calls: dict[int, int] = {}  # step -> calls of save() for it, in this line
+        self.promising: SnapshotId | None = None  # its capture is to be promised
         self.held: Saved | None = None  # whose copy waits on the device for a slot
-        self.tries: dict[tuple[str, int], list[Saved]] = {}  # (lineage, step) -> whose bytes save() was given
         self.promised: list[Promised] = []  # what save() has returned True for
         self.newest_staged: tuple[Saved, int] | None = None
         self.deleting: tuple[int, str | None] = (-1, None)  # the step, and the save that is to go
@@ -95,14 +95,9 @@ class TrainerProc(Proc):
         return self.joined
 
     @property
-    def line(self) -> str:
+    def line(self) -> Saved:
         """What this script does from one restore to the next; the same on all ranks."""
         return f"{self.group.name}.{self.restores}"
-
-    @property
-    def saved(self) -> Saved:
-        """The bytes of the newest call of save()."""
-        return self.line, self.calls.get(self.machine.newest, 0)
 
     # ---------------------------------------------------------------- life
 
@@ -185,7 +180,8 @@ class TrainerProc(Proc):
     def _ask_restore(self) -> None:
         machine = self.machine
         self.stage = "restore"
-        if machine.staging or self.ask is not None:  # a copy, or a call, that is under way comes to its end first
+        # A copy, or a call, that is under way comes to its end first.
+        if machine.staging or self.promising is not None or self.ask is not None:
             self.world.on(self, 0.2, self._ask_restore)
             return
         self.group.asked.add(self.rank)
@@ -193,7 +189,6 @@ class TrainerProc(Proc):
             self.group.asked.clear()
             self.world.all_asked(self.group)
         self.restores += 1
-        self.calls = {}
         self.held = None
         self.newest_staged = None
         self.world.wants[group_of(machine.lineage)] = self.want
@@ -218,7 +213,7 @@ class TrainerProc(Proc):
             # With another number of ranks each takes pieces of several old ranks; one is enough here. Any host that holds it will do.
             rank, hosts = choice.holders[self.rank % len(choice.holders)]
             nodes = [node for host in hosts if (node := world.nodes_by_id.get(host)) is not None and node.up]
-            pieces = [piece for node in nodes if (piece := node.piece(rank, choice.step, choice.lineage, choice.again)) is not None]
+            pieces = [piece for node in nodes if (piece := node.piece(rank, choice.step, choice.lineage)) is not None]
             if not pieces:
                 ok, error = False, f"hosts {list(hosts)} do not hold rank {rank}"
             else:
@@ -303,23 +298,24 @@ class TrainerProc(Proc):
                 world.on(self, 0.3, self.save, step, force)
             return False
         self.step = step
-        self.calls[step] = self.calls.get(step, 0) + 1
-        self.tries.setdefault((machine.lineage, step), []).append(self.saved)
         if decision.promised:
-            self._promise(SnapshotId(machine.lineage, step, decision.again))
+            self._promise(SnapshotId(machine.lineage, step))
         if decision.action == "stage":
             assert decision.slot is not None
-            self._begin_slot(decision.slot, step, decision.again, decision.promised, self.saved)
+            self._begin_slot(decision.slot, step, decision.promised, self.line)
         elif decision.action == "hold":
-            self.held = self.saved
-            world.on(self, 0.5, self._unhold, decision.again, self.saved)
+            self.held = self.line
+            world.on(self, 0.5, self._unhold, self.line)
+        elif decision.action == "promise":
+            assert decision.slot is not None
+            self._promise_slot(decision.slot, SnapshotId(machine.lineage, step))
         elif decision.action == "skip":
-            world.on(self, 0.2 + world.random(), self._catch_up, step, decision.again, self.saved)
-        else:
+            world.on(self, 0.2 + world.random(), self._catch_up, step, self.line)
+        elif not decision.ignored:
             world.skipped.add((machine.lineage, step))
         if late is not None and machine.late != late:
             world.skipped.add((machine.lineage, late))
-        if decision.dropped is not None and decision.dropped.step != step:
+        if decision.dropped is not None:
             world.skipped.add((machine.lineage, decision.dropped.step))
         world.check_acted(self, step, decision.stop)
         if decision.stop:
@@ -329,14 +325,9 @@ class TrainerProc(Proc):
         return True
 
     def _promise(self, key: SnapshotId) -> None:
-        """An earlier try of the same step keeps the promise, too, and so do the bytes that the line began with."""
-
-        tries = self.tries[key.lineage, key.step]
+        """The bytes that the line began with keep the promise of the same step, too."""
         _, restored_step, restored = self.group.restored.get(self.rank, ("", -1, BEFORE))
-        if restored_step == key.step:
-            tries.insert(0, restored)
-        self.promised = [one for one in self.promised if (one[0].lineage, one[0].step) != (key.lineage, key.step)]
-        self.promised.append((key, tuple(tries)))
+        self.promised.append((key, (restored, self.line) if restored_step == key.step else (self.line,)))
 
     def _stopping(self, until_s: float) -> None:
         out = self.set.word_out
@@ -346,7 +337,7 @@ class TrainerProc(Proc):
         else:
             self.world.on(self, 0.7, self._stopping, until_s)
 
-    def _unhold(self, again: int, saved: Saved) -> None:
+    def _unhold(self, saved: Saved) -> None:
         machine = self.machine
         word = self.set.word_out
         if word is not None and word.failure is not None:
@@ -355,27 +346,27 @@ class TrainerProc(Proc):
             return  # another one has taken its place, or a restore has given it up
         taken = machine.take_slot(self.set.word_out)
         if taken is not None:
-            self._begin_slot(taken[0], taken[1], again, True, saved)
+            self._begin_slot(taken[0], taken[1], True, saved)
         else:
-            self.world.on(self, 0.5, self._unhold, again, saved)
+            self.world.on(self, 0.5, self._unhold, saved)
 
-    def _catch_up(self, step: int, again: int, saved: Saved) -> None:
+    def _catch_up(self, step: int, saved: Saved) -> None:
         """The loop stands still: what was skipped is snapshotted as soon as there is a slot."""
         machine = self.machine
-        if machine.late != step or machine.again != again or machine.held is not None or saved != self.saved or self.leaving:
+        if machine.late != step or machine.held is not None or saved != self.line or self.leaving:
             return  # it has gone on
         taken = machine.take_slot(self.set.word_out)
         if taken is not None:
-            self._begin_slot(taken[0], taken[1], again, False, saved)
+            self._begin_slot(taken[0], taken[1], False, saved)
         else:
-            self.world.on(self, 0.5, self._catch_up, step, again, saved)
+            self.world.on(self, 0.5, self._catch_up, step, saved)
 
     def flush(self) -> None:
         """wait_until_finished(): the other ranks train on."""
         machine = self.machine
         if self.stage != "train" or self.ask is not None:
             return
-        if machine.staging or machine.held is not None:
+        if machine.staging or machine.held is not None or self.promising is not None:
             self.world.on(self, 0.4, self.flush)
             return
         promised = self._ask_about_promises()
@@ -431,7 +422,9 @@ class TrainerProc(Proc):
     def grow(self) -> None:
         """The state has grown: larger slots, beside those that still hold something."""
         machine, node = self.machine, self.node
-        if self.stage != "train" or machine.staging or self.set.large or node.actor is None or not node.actor.awake:
+        if self.stage != "train" or machine.staging or self.promising is not None or self.set.large:
+            return
+        if node.actor is None or not node.actor.awake:
             return
         larger = node.larger_set(self, node.actor)
         if larger is not None:
@@ -440,23 +433,22 @@ class TrainerProc(Proc):
             self._speak(machine.word())
             node.actor.meet(self)
 
-    def _begin_slot(self, slot: int, step: int, again: int, promised: bool, saved: Saved) -> None:
+    def _begin_slot(self, slot: int, step: int, promised: bool, saved: Saved) -> None:
         self.world.check_reuse(self, slot)
         self.set.content[slot] = None
         world = self.world
         slow = world.random()
         # One copy after the other.
         self.busy_until_s = max(self.busy_until_s, world.now_s) + 0.1 + (2.5 if slow > 0.85 else 0.4) * slow
-        world.on(self, self.busy_until_s - world.now_s, self._staged, slot, step, again, promised, saved)
+        world.on(self, self.busy_until_s - world.now_s, self._staged, slot, step, promised, saved)
 
-    def _staged(self, slot: int, step: int, again: int, promised: bool, saved: Saved) -> None:
+    def _staged(self, slot: int, step: int, promised: bool, saved: Saved) -> None:
         machine = self.machine
         piece = Staged(
             rank=self.rank,
             world=machine.world,
             lineage=machine.lineage,
             step=step,
-            again=again,
             layout="L",
             promised=promised,
             nbytes=1,
@@ -468,6 +460,21 @@ class TrainerProc(Proc):
         self.world.count_staged(piece, self.node)
         if self.world.trap == "stage":
             self.world.kill_early(self.group)
+        self._speak(machine.word())
+
+    def _promise_slot(self, slot: int, key: SnapshotId) -> None:
+        """Behind the copy that is under way; its HostActor may have emptied the slot by then."""
+        machine = self.machine
+        self.promising = key
+        if slot in machine._slots.staging:
+            self.world.on(self, 0.2, self._promise_slot, slot, key)
+            return
+        self.promising = None
+        content = self.set.content[slot]
+        if content is not None and content.id == key:
+            self.set.content[slot] = replace(content, promised=True)
+        else:
+            machine.promises.broke(key, f"slot {slot} does not hold step {key.step} any more")
         self._speak(machine.word())
 
     def leave(self) -> None:
@@ -482,7 +489,7 @@ class TrainerProc(Proc):
                 self.world.on(self, 0.3, self.leave)
                 return
         self.stage = "leave"
-        if machine.staging or machine.held is not None or self.ask is not None:
+        if machine.staging or machine.held is not None or self.promising is not None or self.ask is not None:
             self.world.on(self, 0.6, self.leave)
             return
         machine.closing()

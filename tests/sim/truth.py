@@ -8,7 +8,6 @@ from typing import Any
 
 from raystate.core.coordinator.copying import Copying
 from raystate.core.formats.messages import (
-    NO_CALL,
     Advise,
     Answer,
     Invalidate,
@@ -48,7 +47,6 @@ class Truth:
         self.parents: dict[str, tuple[Saved, int] | None] = {}  # line -> what it goes on from
         storage.is_given_up = self.is_given_up
         self.true_stable: dict[str, int] = {}
-        self.true_call: dict[str, tuple[int, int]] = {}  # the same with `again`
         self.skipped: set[tuple[str, int]] = set()
         self.worlds: dict[str, int] = {}
         self.choices: dict[str, RestoreChoice] = {}
@@ -102,7 +100,7 @@ class Truth:
 
     def check_stable(self, proc: CoordinatorProc, key: SnapshotId) -> None:
         """A snapshot is called stable only when it has its copies, unless the Coordinator has said that it can't have them."""
-        if key.call == NO_CALL or key in self.judged:
+        if key.step < 0 or key in self.judged:
             return
         self.judged.add(key)
         copying = proc.core.snapshots.copying
@@ -136,7 +134,7 @@ class Truth:
         ):
             return
         mine = {member.machine.lineage for member in group.members if member.joined is not None}
-        if content.lineage in mine and self.true_call.get(content.lineage, NO_CALL) <= content.id.call:
+        if content.lineage in mine and self.true_stable.get(content.lineage, -1) <= content.step:
             if (content.lineage, content.step) not in self.skipped:
                 raise Violation(f"slot reuse: node {node.id} gives up its copy of {content}, and nothing newer is complete")
 
@@ -148,18 +146,17 @@ class Truth:
         self.worlds[piece.lineage] = piece.world
         if len(ranks) == piece.world:
             self.true_stable[piece.lineage] = max(piece.step, self.true_stable.get(piece.lineage, -1))
-            self.true_call[piece.lineage] = max(piece.id.call, self.true_call.get(piece.lineage, NO_CALL))
 
     def is_given_up(self, saved: Saved, step: int) -> bool:
         """The present line of training does not go back to it."""
         line, limit = self.present, 10**9
         while line:
-            if saved[0] == line:
+            if saved == line:
                 return step > limit
             parent = self.parents.get(line)
             if parent is None:
                 break
-            (line, _), limit = parent
+            line, limit = parent
         return bool(self.present)
 
     def held_by_all(self, group: Group, saved: Saved, step: int) -> bool:
@@ -179,7 +176,7 @@ class Truth:
         mine = machine.lineage
         what = f"slot reuse: rank {trainer.rank} of {mine} {what} step {content.step} of {content.lineage}"
         if content.lineage == mine:
-            if self.true_call.get(mine, NO_CALL) > content.id.call or (mine, content.step) in self.skipped:
+            if self.true_stable.get(mine, -1) > content.step or (mine, content.step) in self.skipped:
                 return
             if trainer.stage == "restore" and trainer.want is not None and trainer.want < content.step:
                 return  # all ranks have asked to go back behind it
@@ -199,15 +196,15 @@ class Truth:
             advice = command.advice
             if advice.durable_step >= 0 and advice.durable_step not in self.storage.ever_visible:
                 raise Violation(f"durable means visible: step {advice.durable_step} is called durable and was never visible")
-            stable = advice.stable[0]
-            self.check_stable(proc, SnapshotId(advice.lineage, *advice.stable))
+            stable = advice.stable
+            self.check_stable(proc, SnapshotId(advice.lineage, stable))
             kept = {(one.lineage, one.step) for one in advice.keep} | {(advice.lineage, self.safe_step)}
             if is_bare(proc.core.snapshots.copying):
                 if (self.safe_lineage, self.safe_step) not in kept:
                     self.safe_step = -1  # what was restored since then will not get copies, as has been said, and needs the room
                 if self.floor_after_loss:
                     self.floor = -1  # the same for what the loss of a node has left
-            if proc is self.current and stable > self.floor and self._all_there(proc, SnapshotId(advice.lineage, *advice.stable)):
+            if proc is self.current and stable > self.floor and self._all_there(proc, SnapshotId(advice.lineage, stable)):
                 self.floor, self.floor_after_loss = stable, False
         if kind is Invalidate and proc is self.current and command.lineage:
             self.went_on_from = command.lineage

@@ -188,7 +188,6 @@ class Copying:
             host=host,
             lineage=key.lineage,
             step=key.step,
-            again=key.again,
             pieces=pieces,
             attempt=self.context.attempt,
             seq=self._seq,

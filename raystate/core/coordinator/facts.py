@@ -16,15 +16,15 @@ class Facts:
 
     Attributes:
         retired: what was durable once, by lineage and step.
-        deleted: steps that the user has deleted lately, until they are saved again, with the last try that went with them.
+        deleted: steps that the user has deleted lately, until they are saved again, each with the lineage that trained then.
         given_up: what never becomes durable, and why; the newest may not be logged yet.
     """
 
     def __init__(self) -> None:
         self.retired: dict[tuple[str, int], SnapshotId] = {}
-        self.deleted: dict[int, SnapshotId] = {}
+        self.deleted: dict[int, str] = {}
         self.given_up: dict[SnapshotId, str] = {}
-        self._own_deletes: dict[int, SnapshotId] = {}
+        self._own_deletes: dict[int, str] = {}
         self._unlogged: dict[SnapshotId, str] = {}
         self._in_flight: dict[SnapshotId, str] = {}
 
@@ -38,10 +38,10 @@ class Facts:
         for facts in (self._unlogged, self.given_up):
             remember(facts, key, why[:WHY_CHARS], most=MOST_FACTS)
 
-    def delete(self, gone: SnapshotId) -> None:
+    def delete(self, step: int, lineage: str) -> None:
         """Note a step that the user has deleted in this attempt. The log keeps 256 facts, and may lack that of an old step."""
-        remember(self._own_deletes, gone.step, gone, most=MOST_FACTS)
-        self.deleted[gone.step] = gone
+        remember(self._own_deletes, step, lineage, most=MOST_FACTS)
+        self.deleted[step] = lineage
 
     def take(self) -> list[Fact]:
         """What an entry that is made now has to say."""

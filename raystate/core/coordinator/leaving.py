@@ -235,8 +235,6 @@ class Leaving:
             if last in self.saves.failed and self.saves.mistake is not None and self.saves.mistake[0] == last:
                 self._give_up_mistaken(group, last, self.saves.mistake[1])
                 return False
-            if last not in self.saves.jobs and self.saves.is_under_way(last):
-                return False  # another try of it
             key = self._find(last)
             if key is None:
                 # The rest of it may come with a host that is away.

@@ -165,7 +165,7 @@ class Coordinator:
         return (
             f"attempt {self.attempt}; lineage {group.lineage if group is not None else 'none'}"
             f"{'' if group is None or group.alive else ' (ended)'}; recovery {self.recovery.phase}; end {self.leaving.phase}; "
-            f"saves: {jobs}; stable {self.snapshots.stable[0]}; durable {journal.durable_step}; log entry {tail}"
+            f"saves: {jobs}; stable {self.snapshots.stable}; durable {journal.durable_step}; log entry {tail}"
         )
 
     def state(self) -> dict[str, Any]:

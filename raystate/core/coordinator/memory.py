@@ -70,10 +70,10 @@ class Snap:
     pieces: dict[int, dict[HostId, Staged]] = field(default_factory=dict[int, dict[HostId, Staged]])  # by rank
     _shapes: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])  # (layout, world) of the pieces
     _locals: Counter[int] = field(default_factory=Counter[int])  # those of the pieces that have any
-    _promised: int = 0  # how many of them are
+    _promised: Counter[int] = field(default_factory=Counter[int])  # by rank: how many of them are
 
     @property
-    def order(self) -> tuple[Lineage, tuple[int, int]]:
+    def order(self) -> tuple[Lineage, int]:
         """Newer snapshots are greater, also across lineages."""
         return self.id.order
 
@@ -100,13 +100,13 @@ class Snap:
 
     @property
     def promised(self) -> bool:
-        """Complete, and save() returned True for it on every rank."""
-        return self.complete and self._promised == self._shapes.total()
+        """Complete, and save() returned True for it on every rank. A copy may have been made before that."""
+        return self.complete and len(self._promised) == self.world
 
     @property
     def promised_by_some(self) -> bool:
         """save() returned True for it on a rank whose piece is here."""
-        return self._promised > 0
+        return bool(self._promised)
 
     @property
     def world(self) -> int:
@@ -119,10 +119,11 @@ class Snap:
         return len(self._locals) > 1
 
     def skipper(self, view: HostView) -> int | None:
-        """A rank on this host that has no piece of it and won't have one: past it, and not staging
-        it."""
+        """A rank on this host that has no piece of it and won't have one: past it, and not staging it. If others have promised it, a
+        rank at that very step may still be about to."""
+        first = self.step + (1 if self.promised_by_some else 0)
         for one in view.trainers:
-            is_past = one.lineage == self.lineage and one.call >= self.id.call and self.step not in one.pending
+            is_past = one.lineage == self.lineage and one.newest_step >= first and self.step not in one.pending
             if is_past and view.host not in self.pieces.get(one.rank, {}):
                 return one.rank
         return None
@@ -147,7 +148,8 @@ class Snap:
         _add(self._shapes, (piece.layout, piece.world), by)
         if piece.local:
             _add(self._locals, piece.local, by)
-        self._promised += by * piece.promised
+        if piece.promised:
+            _add(self._promised, piece.rank, by)
 
     def holders(self) -> dict[int, tuple[HostId, ...]]:
         """rank -> the hosts that hold its piece."""

@@ -36,7 +36,7 @@ class Fates:
     def unfinished(self, event: FlushAsked | LeaveAsked, *, but: int = -1) -> tuple[list[SnapshotId], list[str], list[SnapshotId]]:
         """(what is still undecided; why others have failed; which of these were not broken) of what was promised to a rank, but for one
         step."""
-        # Another try of the same step keeps the promise, too.
+        # What the lineage began with keeps the promise of the same step, too.
         broken = [f"step {key.step}: {why}" for key, why in event.broken if key.step != but and self.fate(key)[0] is not True]
         promised = [key for key in event.promised if key.step != but]
         if not self.is_heard(event):
@@ -86,7 +86,7 @@ class Promises:
         if self._joins.check(event.ask, event.lineage, event.rank):
             for key, why in event.broken:
                 self._saves.copy_broke(key, event.rank, why)
-            # Another try may keep what is broken. A rank that asks again, because the answer may be lost, waits no longer for it.
+            # A rank that asks again, because the answer may be lost, waits no longer for it.
             keys = frozenset((*event.promised, *(key for key, _ in event.broken)))
             self._waiting.setdefault(keys, {}).setdefault(event.ask, (event, self._context.now_s))
 
@@ -172,7 +172,7 @@ class Promises:
         return [
             rank
             for rank in sorted(seen)
-            if (one := seen[rank]).call > key.call
+            if (one := seen[rank]).newest_step > key.step
             and key.step not in one.pending
             and rank not in pieces
             and self._is_up(group, rank)

@@ -131,7 +131,6 @@ class Restorable:
                 step=snap.step,
                 begins=begins,
                 lineage=snap.lineage,
-                again=snap.id.again,
                 holders=tuple(snap.holders().items()),
                 world=snap.world,
                 stored=snap.step in self.stored() and self._journal.is_live(snap.id),

@@ -47,7 +47,7 @@ class Job:
         self.started_s = self.told_s = now_s
         self.waiting, self.moved = set(by_host), {}
         self.orders = tuple(
-            Write(host=host, save=save, lineage=snap.lineage, step=snap.step, again=snap.id.again, ranks=tuple(ranks))
+            Write(host=host, save=save, lineage=snap.lineage, step=snap.step, ranks=tuple(ranks))
             for host, ranks in sorted(by_host.items())
         )
 

@@ -64,28 +64,14 @@ class Saves:
             self._give_up(key, self._other_bytes(key))
 
     def _is_kept(self, key: SnapshotId) -> bool:
-        """Whether a step that is durable, or was, keeps its promise: a try of it, see `_lineages`. One that the user has deleted keeps
-        none of a later call."""
-        stored, facts, lineages = self.journal.live.get(key.step), self.journal.facts, self._lineages(key)
+        """Whether its step is durable, or was: in its lineage, or in the one that this lineage went on from at that very step."""
+        restore, stored = self.memory.restore, self.journal.live.get(key.step)
+        lineages = [key.lineage]
+        if restore is not None and (restore.by, restore.step) == (key.lineage, key.step) and restore.lineage:
+            lineages.append(restore.lineage)
         if stored is not None and stored.lineage in lineages:
             return True
-        if not any((lineage, key.step) in facts.retired for lineage in lineages):
-            return False
-        gone = facts.deleted.get(key.step)
-        return gone is None or key.order <= gone.order
-
-    def _lineages(self, key: SnapshotId) -> list[str]:
-        """Whose snapshots of its step count as tries of it: its own lineage's, and what that began with from memory."""
-        restore = self.memory.restore
-        lineages = [key.lineage]
-        if restore is not None and (restore.by, restore.step) == (key.lineage, key.step):
-            lineages.append(restore.lineage)
-        return [one for one in lineages if one]
-
-    def is_under_way(self, key: SnapshotId) -> bool:
-        """Whether a try of its step may still become durable."""
-        lineages = self._lineages(key)
-        return any(one.step == key.step and one.lineage in lineages for one in self.jobs)
+        return any((lineage, key.step) in self.journal.facts.retired for lineage in lineages)
 
     def _other_bytes(self, key: SnapshotId) -> str:
         return f"step {key.step} lies in storage from another past; restore(step=…, rollback=True) retires it"
@@ -101,7 +87,7 @@ class Saves:
 
     def fate(self, key: SnapshotId) -> tuple[bool | None, str]:
         """What has become of a promised snapshot: (True, ""): durable; (False, why not); (None, ""): undecided, see `waits_for`."""
-        if self.is_under_way(key):
+        if key in self.jobs:
             return None, ""
         if self._is_kept(key):
             return (None, "") if key.step in self.journal.publishing else (True, "")
@@ -119,11 +105,7 @@ class Saves:
 
     def lost(self, key: SnapshotId, why: str) -> None:
         """A promised snapshot can never become complete."""
-        if key in self.jobs or self.fate(key)[0] is not None:
-            return
-        if self.is_under_way(key):
-            remember(self.failed, key, why, most=_REMEMBERED)  # another try may make the step durable
-        else:
+        if key not in self.jobs and self.fate(key)[0] is None:
             self._give_up(key, why)
 
     def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
@@ -148,7 +130,7 @@ class Saves:
             self.jobs[key].gives_way = True
         return sorted(kept)
 
-    def _by_turn(self, key: SnapshotId) -> tuple[bool, int, str, int]:
+    def _by_turn(self, key: SnapshotId) -> tuple[bool, int, str]:
         return (self.jobs[key] is not self.running, *_by_step(key))
 
     def forget_unbelieved(self) -> None:
@@ -171,7 +153,7 @@ class Saves:
         if self._kept is not None and not self.journal.publishing and not self.journal.busy:
             self._retire_the_rest()
         for key in [key for key, job in self.jobs.items() if job.phase == "queued" and self._is_kept(key)]:
-            del self.jobs[key]  # another try of its step is durable
+            del self.jobs[key]  # its lineage began with that step, which has become durable since
         if self.running is not None or not self.jobs:
             return
         now_s = self.context.now_s
@@ -274,9 +256,7 @@ class Saves:
         if self.journal.refuse_save(step) is not None:
             return None
         key = job.key
-        new = LiveStep(
-            step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s, lineage=key.lineage, again=key.again
-        )
+        new = LiveStep(step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s, lineage=key.lineage)
         retires, job.kept = self._retirable(sorted((*live, new), key=lambda one: one.step), self._kept_at(packaged.kept, step))
         return new, retires
 
@@ -383,5 +363,5 @@ class Saves:
             self._give_up(key, why)
 
 
-def _by_step(key: SnapshotId) -> tuple[int, str, int]:
-    return (key.step, key.lineage, key.again)
+def _by_step(key: SnapshotId) -> tuple[int, str]:
+    return (key.step, key.lineage)

@@ -17,7 +17,7 @@ from raystate.core.coordinator.memory import HostView, Memory, Snap
 from raystate.core.coordinator.saves import Saves
 from raystate.core.formats.commands import Advise
 from raystate.core.formats.events import HostDown, HostReported
-from raystate.core.formats.names import NO_CALL, HostId, SnapshotId, lineage_order
+from raystate.core.formats.names import HostId, SnapshotId, lineage_order
 from raystate.core.formats.replies import Advice, Failure, Proposal
 from raystate.waits import RETRY_FIRST_S, STARTS_S
 
@@ -37,8 +37,8 @@ class Snapshots:
         self.saves = saves
         self._laggards = Laggards(context, joins)
         self.copying = Copying(context, memory, joins)
-        self.stable: tuple[int, int] = NO_CALL  # the call, in the present lineage
-        self.dead: set[tuple[int, int]] = set()
+        self.stable = -1  # in the present lineage
+        self.dead: set[int] = set()
         self.interval = self._longest = 1
         self.proposal: Proposal | None = None
         self.failure: Failure | None = None
@@ -153,7 +153,7 @@ class Snapshots:
         if group.lineage == self._lineage:
             return
         self._lineage = group.lineage
-        self.stable = NO_CALL
+        self.stable = -1
         self.dead = set()
         self.interval = self._longest = 1
         self._mark = -1
@@ -168,29 +168,29 @@ class Snapshots:
             self.saves.want(snap.id, "due")
         elif snap.unequal:  # making it durable tells which leaves, of which ranks, before there is much to lose
             self.saves.want(snap.id, "values of which a step has one differ between ranks")
-        group, call = self.joins.group, snap.id.call
-        if group is None or snap.lineage != group.lineage or call <= self.stable or call in self.dead:
+        group, step = self.joins.group, snap.step
+        if group is None or snap.lineage != group.lineage or step <= self.stable or step in self.dead:
             return
         # What is complete only after the choice was made is given up by it: no one may rely on it.
         # (test_recovery.test_what_becomes_complete_after_the_choice_is_not_called_stable)
         if group.restoring:
             return
         if not self.copying.is_on or (not self.memory.gathering and self.copying.is_safe(snap)):
-            self._stable(call)
+            self._stable(step)
 
-    def _stable(self, call: tuple[int, int]) -> None:
+    def _stable(self, step: int) -> None:
         group = self.joins.group
         assert group is not None
-        self.stable = call
+        self.stable = step
         group.decide()
         if self.dead:
-            self.dead = {one for one in self.dead if one > call}
+            self.dead = {one for one in self.dead if one > step}
         self._calm += 1
         if self._calm >= CALM_SNAPSHOTS and self.interval > 1:
             self._set_interval(self.interval // 2, f"{self._calm} snapshots without a skip")
 
     def _find_dead(self, view: HostView, new: set[SnapshotId]) -> None:
-        """A snapshot is dead once a rank has passed its call and neither holds a piece nor is still staging one.
+        """A snapshot is dead once a rank has passed its step and neither holds a piece nor is still staging one.
 
         A report shows a trainer's word and its slots together (the word is read first), so one
         report is enough to judge its ranks: of `view`, which has just reported, and of all hosts
@@ -200,7 +200,7 @@ class Snapshots:
         group = self.joins.group
         assert group is not None
         for key, snap in self.memory.snaps.items():
-            if key.lineage != group.lineage or key.call <= self.stable or key.call in self.dead or snap.complete:
+            if key.lineage != group.lineage or key.step <= self.stable or key.step in self.dead or snap.complete:
                 continue
             for other in self.memory.views if key in new else (view,):
                 rank = snap.skipper(other)
@@ -212,7 +212,7 @@ class Snapshots:
         group = self.joins.group
         assert group is not None
         step = key.step
-        self.dead.add(key.call)
+        self.dead.add(step)
         why = f"rank {rank} (host {view.host}) skipped step {step}"
         self.context.log("debug", why)
         snap = self.memory.snaps.get(key)
@@ -255,7 +255,7 @@ class Snapshots:
         """What must not be overwritten although another lineage is the current one."""
         keys: list[SnapshotId] = self.saves.keys()
         group, restore = self.joins.group, self.memory.restore
-        if group is None or self.stable != NO_CALL:
+        if group is None or self.stable >= 0:
             return tuple(keys)
         if restore is not None and restore.by == group.lineage:
             if restore.lineage:
@@ -287,7 +287,7 @@ class Snapshots:
             self.copying.turn()
         journal, restore = self.journal, self.memory.restore
         lineage = "" if group is None else group.lineage
-        decided = group is not None and (group.decided or self.stable != NO_CALL or (restore is not None and restore.by == lineage))
+        decided = group is not None and (group.decided or self.stable >= 0 or (restore is not None and restore.by == lineage))
         advice = Advice(
             attempt=self.context.attempt,
             seq=self.memory.advice_seq,

@@ -80,7 +80,7 @@ def status_of(machine: Coordinator, now_s: float) -> RunStatus:
         training=group is not None and group.alive,
         world=group.world if group is not None else None,
         newest_step=group.newest if group is not None else -1,
-        memory_step=max(snapshots.stable[0], restored),
+        memory_step=max(snapshots.stable, restored),
         durable_step=machine.journal.durable_step,
         snapshot_every=snapshots.interval * settings.snapshot_every_steps,
         recovery=machine.recovery.phase,

@@ -127,12 +127,12 @@ class StorageWatch:
             text = f"storage {what}: until a step is durable, {_steps(jobs)} may give way to new snapshots"
             self._journal.trouble(text, is_told=False)
 
-    def say_if_held_up(self, kept: tuple[SnapshotId, ...], lineage: str, stable: tuple[int, int]) -> None:
+    def say_if_held_up(self, kept: tuple[SnapshotId, ...], lineage: str, stable: int) -> None:
         """A line for people, if no slot is left for a newer snapshot than the newest stable one."""
-        waiting = [key for key in kept if key.lineage == lineage and key.call < stable]
+        waiting = [key for key in kept if key.lineage == lineage and key.step < stable]
         if len(waiting) > self.room and self._context.now_s - self._said_s >= SAID_AGAIN_S:
             self._said_s = self._context.now_s
-            text = f"snapshots are held up after step {stable[0]}: {_steps(waiting)} wait for storage in all other slots"
+            text = f"snapshots are held up after step {stable}: {_steps(waiting)} wait for storage in all other slots"
             self._context.log("warning", f"{text}; save less often, or set more snapshot_slots")
 
 

@@ -12,10 +12,8 @@ from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.saves import Saves
 from raystate.core.formats.entries import DELETE, LogEntry
 from raystate.core.formats.events import DeleteAsked
-from raystate.core.formats.names import Ask, SnapshotId, lineage_order
+from raystate.core.formats.names import Ask, lineage_order
 from raystate.core.formats.replies import FlushReply
-
-_LAST_CALL = 1 << 30  # of a step that can't be saved once more
 
 
 class Withdrawals:
@@ -34,7 +32,6 @@ class Withdrawals:
         self.under_way = False
         self._waiting: list[tuple[DeleteAsked, float]] = []  # with the time when it was asked
         self._logged: set[Ask] = set()  # those that stand in the log
-        self._going: list[SnapshotId] = []  # with the entry in flight
 
     # ---------------------------------------------------------------- what a restore asks for
 
@@ -108,16 +105,7 @@ class Withdrawals:
         gone, restore = self._journal.facts.deleted.get(step), self._memory.restore
         if gone is None or restore is None:
             return gone is not None
-        return step <= restore.step or lineage_order(gone.lineage) >= lineage_order(restore.by)
-
-    def _tries_of(self, step: int) -> SnapshotId:
-        """The last call of save() for it that is known: the delete takes what that had promised, and what a later one promises is saved
-        again. Ranks that have passed the step call no other."""
-        group = self._joins.group
-        if group is None:
-            return self._journal.live[step].snapshot
-        calls = [one.again for one in group.seen.values() if one.newest_step == step]
-        return SnapshotId(group.lineage, step, max(calls, default=_LAST_CALL))
+        return step <= restore.step or lineage_order(gone) >= lineage_order(restore.by)
 
     def turn(self) -> None:
         """Answer those who delete: their step is gone, or won't go in time."""
@@ -150,7 +138,6 @@ class Withdrawals:
         left = self._journal.retirable(request.retires)
         if request.kind == "delete":
             left = [(step, why) for step, why in left if step != self._journal.newest]
-            self._going = [self._tries_of(step) for step, _ in left]
         return (None, left) if left else None
 
     def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:  # noqa: ARG002 - see journal.Editor
@@ -158,7 +145,8 @@ class Withdrawals:
         if request.kind != "delete":
             self.under_way = False
             return
-        for gone in self._going if entry is not None else ():
-            self._journal.facts.delete(gone)
+        group = self._joins.group
         for step, _ in request.retires:
+            if entry is not None and step not in self._journal.live:
+                self._journal.facts.delete(step, "" if group is None else group.lineage)
             self._logged.update(waiting.ask for waiting, _ in self._waiting if waiting.step == step)

@@ -52,12 +52,11 @@ class Write:
     lineage: str
     step: int
     ranks: tuple[int, ...]  # whose slots on this host
-    again: int = 0
 
     @property
     def snapshot(self) -> SnapshotId:
         """What is to be written."""
-        return SnapshotId(self.lineage, self.step, self.again)
+        return SnapshotId(self.lineage, self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +72,11 @@ class Copy(Stamped):
     lineage: str
     step: int
     pieces: tuple[tuple[int, HostId], ...]
-    again: int = 0
 
     @property
     def snapshot(self) -> SnapshotId:
         """What is to be copied."""
-        return SnapshotId(self.lineage, self.step, self.again)
+        return SnapshotId(self.lineage, self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from raystate.core.formats.codec import decode, seal, unseal
 from raystate.core.formats.names import SnapshotId
 
-FORMAT = 3
+FORMAT = 4
 DELETE = "delete"  # the reason of a retirement that the user wants
 ENTRY_BYTES = 16 << 10  # a larger entry gets a new base. Smaller entries mean more bases, each with the whole state
 MOST_FACTS = 256  # of a kind, in an entry: as many promises as a trainer remembers
@@ -24,7 +24,7 @@ WHY_CHARS = 300
 
 
 class Fact(NamedTuple):
-    """What became of a save, and why. Of one that was given up "": another one has made its step durable since."""
+    """What became of a save, and why. Of one that was given up "": its step was made durable since."""
 
     snapshot: SnapshotId
     why: str
@@ -47,12 +47,11 @@ class LiveStep:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     time_s: float = 0.0  # wall clock at the commit, for reports and time-based retention; never compared for safety
     lineage: str = ""  # of the snapshot that was saved; "" unknown: adopted
-    again: int = 0  # which save() of that step in the lineage
 
     @property
     def snapshot(self) -> SnapshotId:
         """What was saved; without a lineage if that is unknown."""
-        return SnapshotId(self.lineage, self.step, self.again)
+        return SnapshotId(self.lineage, self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,15 +143,15 @@ def own_commits(entry: LogEntry | WrittenEntry) -> list[Intent]:
     return [one for one in entry.intents if one.kind == "commit" and one.seq == entry.seq]
 
 
-def deleted_steps(entry: LogEntry) -> dict[int, SnapshotId]:
-    """Steps that the user has deleted lately, and that were not committed again, with what they held."""
+def deleted_steps(entry: LogEntry) -> dict[int, str]:
+    """Steps that the user has deleted lately, and that were not committed again, each with its lineage."""
     newest = {one.snapshot.step: one for one in entry.retired}
     live = {one.step for one in entry.live}
-    return {step: one.snapshot for step, one in newest.items() if one.why == DELETE and step not in live}
+    return {step: one.snapshot.lineage for step, one in newest.items() if one.why == DELETE and step not in live}
 
 
 def lost_saves(entry: LogEntry | None) -> tuple[Fact, ...]:
-    """Saves that were given up, and whose step is not durable by another try or in a later lineage."""
+    """Saves that were given up, and whose step was not made durable since, in the same lineage or a later one."""
     made = kept_steps(entry)
     return tuple(fact for fact in (entry.given_up if entry is not None else ()) if fact.why and not is_made(fact.snapshot, made))
 
@@ -166,7 +165,7 @@ def kept_steps(entry: LogEntry | None) -> dict[int, SnapshotId]:
 
 
 def is_made(lost: SnapshotId, kept: dict[int, SnapshotId]) -> bool:
-    """Whether another try of its step, or a later lineage, has made that step durable."""
+    """Whether its step was made durable all the same, in its lineage or a later one."""
     one = kept.get(lost.step)
     return one is not None and (one.lineage == lost.lineage or one.order > lost.order)
 

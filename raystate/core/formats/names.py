@@ -56,30 +56,20 @@ def told_newest(ones: Sequence[object]) -> str:
 
 
 class SnapshotId(NamedTuple):
-    """Names the bytes of one snapshot: those that one `save` call gave, on all ranks.
+    """Names one state: that of a step of a lineage, on all ranks.
 
     Attributes:
         lineage: the line of training.
         step: completed steps.
-        again: 0 for the first `save` of the step; grows with each further one by force, whether or not that takes its place.
     """
 
     lineage: str
     step: int
-    again: int = 0
 
     @property
-    def call(self) -> tuple[int, int]:
-        """(step, again): which call of save() gave it; later calls of a lineage are greater."""
-        return (self.step, self.again)
-
-    @property
-    def order(self) -> tuple[Lineage, tuple[int, int]]:
+    def order(self) -> tuple[Lineage, int]:
         """Newer snapshots are greater, also across lineages."""
-        return (lineage_order(self.lineage), self.call)
-
-
-NO_CALL = (-1, 0)  # before the first call of save()
+        return (lineage_order(self.lineage), self.step)
 
 
 def save_order(save: str) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystate.core.formats.names import NO_CALL, HostId, SnapshotId, Stamped, Tier, lineage_order
+from raystate.core.formats.names import HostId, SnapshotId, Stamped, Tier, lineage_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,6 @@ class RestoreChoice:
     begins: str  # what was staged, held or promised in lineages before it is given up
     save: str | None = None  # storage: the package; None for a step of stock Orbax
     lineage: str = ""  # memory: whose slots
-    again: int = 0
     holders: tuple[tuple[int, tuple[HostId, ...]], ...] = ()  # rank of the snapshot in memory -> the hosts that hold its piece
     world: int = 0  # how many ranks that snapshot has
     stored: bool = False  # the same snapshot is durable
@@ -55,7 +54,7 @@ class RestoreChoice:
     @property
     def snapshot(self) -> SnapshotId:
         """What it names; without a lineage: a stored step."""
-        return SnapshotId(self.lineage, self.step, self.again)
+        return SnapshotId(self.lineage, self.step)
 
     @property
     def origin(self) -> SnapshotId | None:
@@ -133,16 +132,16 @@ class Proposal:
 class Advice(Stamped):
     """What a HostActor may reuse and what it tells its trainers. Ordered by (attempt, seq): an older one is ignored.
 
-    Reuse rule: a slot with snapshot (l, s, n) is free iff that is not in `keep` and (l is older than lineage, and that is decided,
-    or (s, n) in dead or (s, n) < stable).
+    Reuse rule: a slot with snapshot (l, s) is free iff that is not in `keep` and (l is older than lineage, and that is decided,
+    or s < stable, or s is in dead and was not promised).
     """
 
     lineage: str  # the current one; "" before the first join
     # Whether it is known what the current lineage goes on from. Before, a host may hold a newer
     # snapshot of an older lineage that it has not reported.
     decided: bool = False
-    stable: tuple[int, int] = NO_CALL  # calls of save(), see SnapshotId
-    dead: tuple[tuple[int, int], ...] = ()
+    stable: int = -1
+    dead: tuple[int, ...] = ()
     keep: tuple[SnapshotId, ...] = ()  # what a recovery may need, queued and running durable saves
     interval: int = 1
     proposal: Proposal | None = None

@@ -29,15 +29,13 @@ class Staged:
     step: int
     layout: str  # hash of the whole state's layout (tree, shapes, dtypes, shardings); equal on all ranks of a snapshot
     promised: bool  # save() returned True for it
-    again: int = 0
     nbytes: int = 0
     local: int = 0  # core.formats.local_values.digest of what the rank holds for itself, to be equal on all; 0: not said
 
     @property
     def id(self) -> SnapshotId:
-        """The snapshot that it is a piece of: pieces of two save() calls never make one.
-        (test_simulator.test_planted_bug_is_found, "repeated saves counted together")"""
-        return SnapshotId(self.lineage, self.step, self.again)
+        """The snapshot that it is a piece of."""
+        return SnapshotId(self.lineage, self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +47,7 @@ class TrainerWord:
     rank: int
     world: int
     number: int = 0
-    newest_step: int = -1  # of the last save() call, -1 before the first
-    again: int = 0  # which save() of that step it was; -1: none, it was restored
+    newest_step: int = -1  # of the last save() call, or restored; -1: none
     pending: tuple[int, ...] = ()  # steps it is still staging
     done: tuple[int, ...] = ()  # per slot: the grant number that was used up (slot staged, or handed back)
     ack_id: int = 0  # newest proposal it has answered; 0: none
@@ -58,11 +55,6 @@ class TrainerWord:
     ack_step: int = -1  # its step when it answered
     phase: Literal["joined", "running", "closing", "failed"] = "joined"
     error: str = ""  # phase "failed": the user's exception, one line
-
-    @property
-    def call(self) -> tuple[int, int]:
-        """What it has saved last, as `SnapshotId.call`."""
-        return (self.newest_step, self.again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

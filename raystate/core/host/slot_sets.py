@@ -9,7 +9,7 @@ from raystate.core.formats.host_messages import Empty, HostCommand, RemoveSet, S
 from raystate.core.formats.names import SnapshotId
 from raystate.core.formats.replies import Advice, Invalidate
 from raystate.core.formats.reports import HostWord, Staged, TrainerWord
-from raystate.core.host.slots import why_free, why_reusable
+from raystate.core.host.slots import why_reusable
 
 GIVEN_UP = "a restore has given it up"
 
@@ -96,8 +96,8 @@ class SlotSets:
             return False
         if any(slot.holds for slot in one.slots):
             return True
-        kept = [slot.content.id for slot in one.slots if slot.content is not None]
-        return bool(kept) and (advice is None or any(why_free(snapshot, advice) is None for snapshot in kept))
+        kept = [slot.content for slot in one.slots if slot.content is not None]
+        return any(why_reusable(content, advice) is None for content in kept)
 
     # ---------------------------------------------------------------- what the shell has found
 

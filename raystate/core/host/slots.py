@@ -7,7 +7,7 @@ from raystate.core.formats.replies import Advice
 from raystate.core.formats.reports import Staged
 
 
-def why_free(snapshot: SnapshotId, advice: Advice) -> str | None:
+def why_free(snapshot: SnapshotId, advice: Advice, *, promised: bool = False) -> str | None:
     """Why a slot that holds a piece of `snapshot` may be overwritten, or None if it may not.
 
     A newer step of this host alone is no reason: after a death only a step counts that all hold.
@@ -22,10 +22,11 @@ def why_free(snapshot: SnapshotId, advice: Advice) -> str | None:
         if not advice.decided or lineage_order(lineage) > lineage_order(advice.lineage):
             return None
         return f"lineage {lineage} has been replaced by {advice.lineage}"
-    if snapshot.call in advice.dead:
+    # A host that has skipped a step may still get it by force, and then the promised pieces of the others count.
+    if snapshot.step in advice.dead and not promised:
         return f"step {snapshot.step} was skipped by another host"
-    if snapshot.call < advice.stable:
-        return f"step {advice.stable[0]} is stable"
+    if snapshot.step < advice.stable:
+        return f"step {advice.stable} is stable"
     return None
 
 
@@ -33,4 +34,4 @@ def why_reusable(content: Staged | None, advice: Advice | None) -> str | None:
     """Why a slot that is neither granted nor held may be granted now, or None if it may not: nothing with content before any advice."""
     if content is None:
         return "empty"
-    return None if advice is None else why_free(content.id, advice)
+    return None if advice is None else why_free(content.id, advice, promised=content.promised)

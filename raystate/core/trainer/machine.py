@@ -53,7 +53,6 @@ class Trainer:
         self.save_every_steps = save_every_steps
         self._policy = policy
         self.newest: int = -1  # of the last save(), or restored
-        self.again = -1  # which save() of the newest step; -1: none, it was restored
         self.kept: SnapshotId | None = None  # what was staged or held last, or restored: close() asks for it to be durable
         # Only forward: a host ends a trainer that seems to go on after its group has ended.
         self.phase: Literal["joined", "running", "closing", "failed"] = "joined"
@@ -87,7 +86,6 @@ class Trainer:
         self.lineage = lineage
         self.newest = step = origin.step if origin is not None else -1
         self.kept = origin
-        self.again = -1
         self.held = self.late = None
         self.stopped_at = None
         self.told_to_stop = ""
@@ -96,7 +94,7 @@ class Trainer:
         self._stored_step = -1
         self._ahead = frozenset()
         self._safe = -1
-        self._slots.promised = {}
+        self._slots.promised, self._slots.captured = {}, None
         self.promises = OwnPromises()
         self._next_due = self._due_after(step)
         self.phase = "running" if self.phase == "joined" else self.phase
@@ -109,7 +107,7 @@ class Trainer:
         `word()` has to be written then: a new Coordinator knows by it that this rank does not wait any more.
         """
         self._ahead = frozenset(ahead)
-        self._safe = self.newest if safe else -1
+        self._safe = self.newest if safe or saving else -1
         self._first = not (safe or saving or stored)
         if saving and self.kept is not None:
             self.promises.make(self.kept)
@@ -145,7 +143,6 @@ class Trainer:
             world=self.world,
             number=self._number,
             newest_step=self.newest,
-            again=self.again,
             pending=tuple(pending),
             done=self._slots.done,
             ack_id=self._ack_id,
@@ -164,7 +161,7 @@ class Trainer:
         """Whether save(step) has to wait for a slot, while storage makes progress. It is due, and a
         step due before it has none yet; or due steps hold all slots but that of the newest
         snapshot."""
-        if not (force or self.would_be_durable(step)):
+        if not (force or self.would_be_durable(step)) or self.capture_of(step, host_word) is not None:
             return False
         return self.held is not None or self._slots.are_crowded(host_word)
 
@@ -175,8 +172,7 @@ class Trainer:
 
         Args:
             step: completed steps.
-            force: make it durable. One that equals the newest is tried once more: an earlier try that
-                becomes durable counts, too.
+            force: make it durable. The newest step's capture becomes so; only where it has none this call makes one.
             host_word: the HostActor's word, None before it has written one.
             stager_busy: the copy of an earlier step is not finished.
 
@@ -191,44 +187,51 @@ class Trainer:
         wait, agreed = self._answer(step, None if host_word is None else host_word.proposal)
         if wait:
             return self._decide("none", False, None, f"step {step} waits for the outcome of a proposal", wait=True)
-        repeated = step == self.newest
         stop = agreed is not None and agreed.kind == "stop"
-        if repeated and not force and agreed is None:
-            return self._decide("none", False, None, f"step {step} is the newest already", ignored=True)
-        if repeated and step == self._safe and (not force or self.again < 0):
-            self.stopped_at = step if stop else self.stopped_at
-            return self._decide("none", False, None, f"step {step} will be durable already", stop=stop, ignored=True)
-        self.again = self.again + 1 if repeated else 0
+        self.stopped_at = step if stop else self.stopped_at
+        if step == self.newest and (step == self._safe or not (force or agreed)):
+            why = f"step {step} {'will be durable' if self.is_safe else 'is the newest'} already"
+            return self._decide("none", False, None, why, stop=stop, ignored=True)
+        captured = self.capture_of(step, host_word)
         self.newest = step
         self.late = None
         self.phase = "running" if self.phase == "joined" else self.phase
         promised, why = self._is_due(step, force, agreed)
-        self.stopped_at = step if stop else self.stopped_at
+        if captured is not None:
+            self._promise(step)
+            self._slots.promise(captured, step)
+            return self._decide("promise", True, captured, why, stop=stop)
         interval = 1 if host_word is None else max(1, host_word.interval)
         every = self.snapshot_every * interval
         if not promised and (every == 0 or step % every):
             return self._decide("none", False, None, "no snapshot due" if every == 0 else f"snapshots are multiples of {every}")
         slot = self._slots.free(host_word)
         if promised:
-            self.promises.make(SnapshotId(self.lineage, step, self.again))
-            self._safe = step
-            self._first = False
-        dropped = self.kept if self.held is not None else None
+            self._promise(step)
         # A promised copy that waits has the next slot: a snapshot that went before it could make others give the promised step up.
-        if host_word is not None and slot is not None and not stager_busy and self.held in (None, step):
+        if host_word is not None and slot is not None and not stager_busy and self.held is None:
             self._slots.fill(slot, host_word, step, promised=promised)
-            self.held = None
-            self.kept = SnapshotId(self.lineage, step, self.again)
-            return self._decide("stage", promised, slot, why, stop=stop, dropped=dropped)
+            self.kept = SnapshotId(self.lineage, step)
+            return self._decide("stage", promised, slot, why, stop=stop)
         lack = (
             "the stager is busy" if stager_busy else "no slot is free" if slot is None else f"step {self.held} waits for the slot"
         )
         if not promised:
             self.late = step
             return self._decide("skip", False, None, f"step {step} is skipped: {lack}")
+        dropped = self.kept if self.held is not None else None
         self.held = step
-        self.kept = SnapshotId(self.lineage, step, self.again)
+        self.kept = SnapshotId(self.lineage, step)
         return self._decide("hold", True, None, f"{why}; {lack}: a copy waits on the device", stop=stop, dropped=dropped)
+
+    def capture_of(self, step: int, host_word: HostWord | None) -> int | None:
+        """The slot with the capture of the newest step, if that is this step; None: it has none."""
+        return self._slots.capture_of(step, host_word) if step == self.newest else None
+
+    def _promise(self, step: int) -> None:
+        self.promises.make(SnapshotId(self.lineage, step))
+        self._safe = step
+        self._first = False
 
     def _refuse_other_pasts(self, step: int) -> None:
         stored = self._stored_step if self.phase == "joined" else -1
@@ -272,12 +275,11 @@ class Trainer:
         dropped: SnapshotId | None = None,
         ignored: bool = False,
     ) -> SaveDecision:
-        if dropped is not None and dropped.step != self.newest:  # else this try stands for it
+        if dropped is not None:
             self.promises.broke(dropped, "no slot became free for it before the next durable step")
         return SaveDecision(
             action=action,
             promised=promised,
-            again=self.again,
             slot=slot,
             reason=reason,
             wait=wait,
@@ -346,7 +348,7 @@ class Trainer:
 
     def released(self, slot: int) -> None:
         """Staging failed, or a granted slot is handed back unused."""
-        self._slots.staged(slot)
+        self._slots.released(slot)
 
     def take_slot(self, host_word: HostWord | None) -> tuple[int, int] | None:
         """A slot as (slot, step) for the held copy, else for the newest step if it was skipped; or None. Pending until `staged`."""
@@ -355,7 +357,7 @@ class Trainer:
         if host_word is None or step is None or slot is None:
             return None
         if self.held is None:
-            self.late, self.kept = None, SnapshotId(self.lineage, step, self.again)
+            self.late, self.kept = None, SnapshotId(self.lineage, step)
         self._slots.fill(slot, host_word, step, promised=self.held is not None)
         self.held = None
         return slot, step

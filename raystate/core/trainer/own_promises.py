@@ -24,17 +24,14 @@ class OwnPromises:
     broken: tuple[tuple[SnapshotId, str], ...] = ()
 
     def make(self, snapshot: SnapshotId) -> None:
-        """save() returns True for it. It stands for earlier tries of the same step, and for what the
-        lineage began with: each of them that becomes durable keeps the promise."""
-        self.told([one for one in self.made if one.step == snapshot.step])
+        """save() returns True for it."""
         self.told(self.made[: 1 - REMEMBERED])
         self.made = (*self.made, snapshot)
 
     def broke(self, snapshot: SnapshotId, why: str) -> None:
-        """Its copy on this rank has come to nothing. If another try stands for it, that doesn't matter."""
-        if snapshot not in self.made:
-            return
-        self.broken = (*self.broken, (snapshot, why))
+        """Its copy on this rank has come to nothing."""
+        if snapshot in self.made:  # else a restore has ended the promise
+            self.broken = (*self.broken, (snapshot, why))
 
     def told(self, which: Iterable[SnapshotId]) -> None:
         """The user has been told that these are durable, or that they are not."""

@@ -16,12 +16,14 @@ class OwnSlots:
         done: per slot, the number of the grant that was used up: the slot is staged, or handed back.
         staging: slots that are being filled, each with its step.
         promised: slot -> the promised step that was last put into it; until something else is.
+        captured: (slot, step) of the newest capture, under way or whole.
     """
 
     grants: tuple[int, ...]
     done: tuple[int, ...]
     staging: dict[int, int] = field(default_factory=dict[int, int])
     promised: dict[int, int] = field(default_factory=dict[int, int])
+    captured: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, slots: int) -> OwnSlots:
@@ -35,6 +37,11 @@ class OwnSlots:
     def free(self, word: HostWord | None) -> int | None:
         """A slot that may be filled now."""
         return next((slot for slot in self._granted(word) if slot not in self.staging), None)
+
+    def capture_of(self, step: int, word: HostWord | None) -> int | None:
+        """The slot that holds its capture, or is being filled with it; None: there is none, or the slot was granted anew."""
+        slot, captured = self.captured or (-1, -1)
+        return slot if captured == step and (slot in self.staging or slot not in self._granted(word)) else None
 
     def are_crowded(self, word: HostWord | None) -> bool:
         """None is free, and steps that were promised and are not durable hold all but one: that of the newest snapshot."""
@@ -54,11 +61,22 @@ class OwnSlots:
         self.staging = {**self.staging, slot: step}
         others = {other: one for other, one in self.promised.items() if other != slot}
         self.promised = {**others, slot: step} if promised else others
+        self.captured = (slot, step)
+
+    def promise(self, slot: int, step: int) -> None:
+        """The step in that slot is promised from now on."""
+        self.promised = {**self.promised, slot: step}
 
     def staged(self, slot: int) -> None:
         """It is full: it is the host's again."""
         self.staging = {other: step for other, step in self.staging.items() if other != slot}
         self.done = _with(self.done, slot, max(self.done[slot], self.grants[slot]))
+
+    def released(self, slot: int) -> None:
+        """Nothing is in it: it is the host's again."""
+        self.staged(slot)
+        if self.captured is not None and self.captured[0] == slot:
+            self.captured = None
 
 
 def _with(numbers: tuple[int, ...], slot: int, number: int) -> tuple[int, ...]:

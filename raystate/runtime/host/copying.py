@@ -178,8 +178,7 @@ class Copier:
         order = transfer.order
         if self._peers is None:
             raise RaystateError(f"host {order.source[:8]} can't be called from here")
-        lineage, step, again = order.snapshot
-        what = {"lineage": lineage, "step": step, "again": again, "rank": order.rank}
+        what = {"lineage": order.snapshot.lineage, "step": order.snapshot.step, "rank": order.rank}
         return self._peers.call(order.source, method, PEER_CALL_S, {**what, **request})
 
 

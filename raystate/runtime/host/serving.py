@@ -68,11 +68,11 @@ class Serving:
         self._parts: dict[tuple[SnapshotId, int], _Parts] = {}  # of what was asked for last
 
     @contextlib.contextmanager
-    def _holding(self, *, lineage: str, step: int, again: int, rank: int) -> Iterator[tuple[SlotSet, SlotContent]]:
+    def _holding(self, *, lineage: str, step: int, rank: int) -> Iterator[tuple[SlotSet, SlotContent]]:
         """The slot with one rank's piece of a snapshot. StepNotFoundError if it isn't here."""
         reader = secrets.token_hex(8)
         with self._lock:
-            self._feed(HoldAsked(reader=reader, snapshot=SnapshotId(lineage, step, again), ranks=(rank,)))
+            self._feed(HoldAsked(reader=reader, snapshot=SnapshotId(lineage, step), ranks=(rank,)))
             found = [(self._store.slot(address), self._store.set_of(address)) for address in self.addresses]
         try:
             content = found[0][0].read() if found else None
