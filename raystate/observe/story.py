@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -107,7 +106,7 @@ class _Teller:
         for command in record.commands:
             self._learn(command)
         event = self._happened(record.event, record.time_s)
-        decisions = self._with_lines(self._decided(record), self._said(record, bool(event)))
+        decisions = self._decided(record, about_it=bool(event))
         if event or decisions:
             self.moments.append(
                 Moment(
@@ -174,18 +173,23 @@ class _Teller:
 
     # ------------------------------------------------------------ decisions
 
-    def _decided(self, record: Record) -> list[Decision]:
-        """Commands that concern the step; those for many hosts or ranks as one."""
+    def _decided(self, record: Record, *, about_it: bool) -> list[Decision]:
+        """Commands that concern the step, those for many hosts or ranks as one; with the lines of the run's log about it, and, beside
+        an event of it, those about no other step. Lines of level "debug" only repeat a decision, and say why."""
         found: dict[Decision, list[str]] = {}
+        of_kind: dict[str, Decision] = {}
+        lines: list[Log] = []
         for command in record.commands:
+            if isinstance(command, Log) and (
+                command.step == self.step or (about_it and command.step < 0 and command.level != "debug")
+            ):
+                lines.append(command)
             for decision in self._meaning(command, record.time_s):
                 found.setdefault(decision, []).extend(_hosts(command))
-        return [
-            dataclasses.replace(decision, text=f"{decision.text}: host{'s' if len(hosts) > 1 else ''} {named(hosts)}")
-            if hosts
-            else decision
-            for decision, hosts in found.items()
-        ]
+                of_kind[type(command).__name__] = decision
+        because = {of_kind[line.kind]: line.text for line in lines if line.level == "debug" and line.kind in of_kind}
+        decisions = [_worded(decision, hosts, because.get(decision, "")) for decision, hosts in found.items()]
+        return decisions + [Decision(text=line.text, level=line.level) for line in lines if line.text not in because.values()]
 
     def _meaning(self, command: Command, time_s: float) -> list[Decision]:
         step = self.step
@@ -235,28 +239,10 @@ class _Teller:
             told.append(Decision(text=f"proposal {one.id}, that all ranks {one.kind} at it, is {one.state}", reason=one.reason))
         return told
 
-    def _said(self, record: Record, about_it: bool) -> list[Decision]:
-        """Lines of the run's log that are about the step, its saves or its log entries."""
-        told: list[Decision] = []
-        for command in record.commands:
-            if isinstance(command, Log):
-                steps = re.findall(r"\bsteps? (\d+)\b", command.text)
-                named_here = steps[:1] == [str(self.step)] or any(re.search(rf"\b{save}\b", command.text) for save in self._saves)
-                if named_here or (about_it and not steps and command.level != "debug"):
-                    told.append(Decision(text=command.text, level=command.level))
-        return told
 
-    def _with_lines(self, decisions: list[Decision], lines: list[Decision]) -> list[Decision]:
-        """Lines beside the decisions; those of level "debug" only repeat a decision, and say why."""
-        kinds = {decision.text.split()[0]: index for index, decision in enumerate(decisions)}
-        told = list(decisions)
-        for line in lines:
-            index = kinds.get({"save": "write"}.get(line.text.split()[0], line.text.split()[0]))
-            if line.level != "debug" or index is None:
-                told.append(line)
-            elif not told[index].reason:
-                told[index] = dataclasses.replace(told[index], reason=line.text)
-        return told
+def _worded(decision: Decision, hosts: list[str], because: str) -> Decision:
+    where = f": host{'s' if len(hosts) > 1 else ''} {named(hosts)}" if hosts else ""
+    return dataclasses.replace(decision, text=f"{decision.text}{where}", reason=decision.reason or because)
 
 
 def _hosts(command: Command) -> list[str]:

@@ -31,9 +31,9 @@ class Context:
     ranks: int = 1  # of the newest group
     open_asks: dict[Ask, type] = field(default_factory=dict[Ask, type])  # what has no reply yet -> which event asked
 
-    def log(self, level: Any, text: str) -> None:
-        """Write a line into the process's log."""
-        self.out.append(Log(level=level, text=brief(text)))
+    def log(self, level: Any, text: str, *, step: int = -1, kind: str = "") -> None:
+        """Write a line into the process's log. `step`, `kind`: see `Log`."""
+        self.out.append(Log(level=level, text=brief(text), step=step, kind=kind))
 
     def answer(self, ask: Ask, reply: Reply) -> None:
         """Answer and remember: a caller that repeats its ask gets the same reply."""

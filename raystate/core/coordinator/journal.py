@@ -174,16 +174,17 @@ class Journal:
                 self.context.log("info", f"{refused}. Until then it stays beside the steps that retention keeps")
         return free
 
-    def trouble(self, text: str, *, of_storage: bool = True, is_told: bool = True) -> None:
+    def trouble(self, text: str, *, cause: str = "", step: int = -1, of_storage: bool = True, is_told: bool = True) -> None:
         """A step is not durable, or not yet: log it, and tell users until a step has been published again.
 
         Args:
+            cause: that part of the text which may be told of other steps, too.
             of_storage: because storage has failed, which is more than that something was slow.
         """
         self.fails = self.fails or of_storage
         if of_storage and is_told:
-            self.cause = text.partition(": ")[2]  # it is told of other steps, too: without the one that it was of
-        self.context.log("warning", text)
+            self.cause = cause
+        self.context.log("warning", text, step=step)
         if is_told and self.troubles[-1:] != [text]:
             self.troubles = [*self.troubles[-4:], text]
 
@@ -255,7 +256,8 @@ class Journal:
                 reason=request.why,
             )
             self._flight, self._flight_of, self._tries, self._resend_s = entry, request, 0, None
-            context.log("debug", f"log entry {entry.seq} ({entry.kind}): {request.why}")
+            step = -1 if request.snapshot is None else request.snapshot.step
+            context.log("debug", f"log entry {entry.seq} ({entry.kind}): {request.why}", step=step, kind="Append")
             context.out.append(Append(entry=entry))
 
     def _has_to_wait(self, intent: Intent, publishing: bool) -> bool:
@@ -279,7 +281,8 @@ class Journal:
             if self._resend_s is None:
                 self._tries += 1
                 self._resend_s = self.context.now_s + retry_delay_s(self._tries)
-                self.trouble(f"log entry {flight.seq} ({flight.kind}) could not be written: {event.error}; it is tried again")
+                text = f"log entry {flight.seq} ({flight.kind}) could not be written: {event.error}; it is tried again"
+                self.trouble(text, cause=event.error)
             return
         if event.outcome == "taken":
             tail = event.tail
@@ -355,16 +358,17 @@ class Journal:
             work.busy = False
             work.tries += 1
             work.next_s = self.context.now_s + retry_delay_s(work.tries)
-            self.trouble(f"step {step} could not be {'published' if is_commit else 'retired'}: {event.error}; it is tried again")
+            text = f"step {step} could not be {'published' if is_commit else 'retired'}: {event.error}; it is tried again"
+            self.trouble(text, cause=event.error, step=step)
             return
         del self._work[key]
         self.carried.add(key)
         if is_commit:
             self.troubles, self.fails, self.cause = [], False, ""
         if is_commit:
-            self.context.log("info", f"step {step} is durable")
+            self.context.log("info", f"step {step} is durable", step=step)
         else:
-            self.context.log("debug", f"step {step} is retired: {work.intent.reason}")
+            self.context.log("debug", f"step {step} is retired: {work.intent.reason}", step=step)
         self._looked()
 
 

@@ -275,7 +275,7 @@ class Leaving:
             self._refuse_last("ConfigError", last, mistake)
             return
         step = step_text(self.journal.durable_step)
-        self.context.log("error", f"the run ends without step {last.step}: {mistake}; newest durable step: {step}")
+        self.context.log("error", f"the run ends without step {last.step}: {mistake}; newest durable step: {step}", step=last.step)
         self._last = None
 
     def _is_durable(self, last: SnapshotId) -> bool:

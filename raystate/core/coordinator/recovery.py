@@ -260,7 +260,7 @@ class Restores:
         what = "begins without a step" if choice.tier == "none" else f"restores step {choice.step} from {choice.tier}"
         # A group that follows another is told of in one line, when it has gone on (`runtime.ledger`).
         follows = self.joins.ended and (group := self.joins.group) is not None and not group.decided
-        self.context.log("debug" if follows else "info", f"{what}: {choice.reason}")
+        self.context.log("debug" if follows else "info", f"{what}: {choice.reason}", step=choice.step)
         self._tried = {}
         asks = self._asks.take()
         self._enter("trying")
@@ -277,7 +277,7 @@ class Restores:
             self._go_on(choice)
             return
         text = "; ".join(f"rank {one.rank}: {one.error}" for one in bad)
-        self.context.log("warning", f"step {choice.step} could not be restored from {choice.tier}: {text}")
+        self.context.log("warning", f"step {choice.step} could not be restored from {choice.tier}: {text}", step=choice.step)
         # Storage out of reach is no damage: the step is not set aside for it.
         # (test_recovery.test_unreachable_storage_is_not_taken_for_damage)
         if choice.tier == "none" or (choice.tier == "storage" and not any(one.damaged for one in bad)):
@@ -355,7 +355,7 @@ class Restores:
         for ask in self._asks.everybody():
             self.context.answer(ask, settled)
         what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"  # which was said
-        self.context.log("debug", f"{all_have(group.world)} {what}")
+        self.context.log("debug", f"{all_have(group.world)} {what}", step=choice.step)
         self._enter("idle")
 
     def _fail(self, error: str, message: str, **details: object) -> None:

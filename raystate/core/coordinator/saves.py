@@ -28,7 +28,6 @@ MAX_TRIES = 3
 GAVE_WAY = "gave way to newer ones: storage is slower than the steps between saves"
 _CAUSE_CHARS = 200
 _REMEMBERED = 256
-_BROKEN = "its copy on"
 
 
 class Saves:
@@ -110,9 +109,8 @@ class Saves:
 
     def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
         """A rank could not make its copy of a promised step, which can't become durable then."""
-        text = f"{_BROKEN} {self.joins.where([rank])} came to nothing: {why}"
-        known = self.failed.get(key, _BROKEN)
-        if not known.startswith(_BROKEN) and self.fate(key)[0] is False:  # a report has said only that the rank lacks it
+        text = f"its copy on {self.joins.where([rank])} came to nothing: {why}"
+        if self.failed.get(key, text) != text and self.fate(key)[0] is False:  # a report has said only that the rank lacks it
             self.failed[key] = text
             self.journal.facts.give_up(key, text)
         self.lost(key, text)
@@ -195,7 +193,8 @@ class Saves:
         save = SaveId(f"a{context.attempt}k{self._counter}")
         job.begin(save, snap, {} if group is None else group.hosts, context.now_s)
         self.running = job
-        context.log("debug", f"save {save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.orders)} hosts")
+        text = f"save {save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.orders)} hosts"
+        context.log("debug", text, step=snap.step, kind="Write")
         context.out.extend(job.orders)
 
     def written(self, event: Written) -> None:
@@ -332,7 +331,7 @@ class Saves:
         if counts and job.tries >= MAX_TRIES:
             self._give_up(job.key, text, of_storage=of_storage)
             return
-        self.journal.trouble(text, of_storage=of_storage)
+        self.journal.trouble(text, cause=why, step=job.key.step, of_storage=of_storage)
         job.phase = "queued"
         job.next_s = self.context.now_s + retry_delay_s(job.tries)
         if not counts:
@@ -348,7 +347,8 @@ class Saves:
             self.journal.facts.give_up(key, why)
         group = self.joins.group
         is_past = group is not None and key.lineage != group.lineage  # who was promised it has died, or has restored since
-        self.journal.trouble(f"step {key.step} will not be durable: {why}", is_told=not is_past, of_storage=of_storage)
+        text = f"step {key.step} will not be durable: {why}"
+        self.journal.trouble(text, cause=why, step=key.step, is_told=not is_past, of_storage=of_storage)
 
     def abort_after(self, step: int, why: str) -> None:
         """Give up the saves of later steps, unless their commit is already being written: its entry

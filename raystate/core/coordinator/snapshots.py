@@ -24,6 +24,7 @@ from raystate.waits import RETRY_FIRST_S, STARTS_S
 MAX_INTERVAL = 64
 CALM_SNAPSHOTS = 8  # stable snapshots in a row without a skip before the interval is halved
 TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the interval stays
+_AHEAD = "A loop that runs ahead of its devices skips steps; float(loss) in each step holds it back"
 
 
 class Snapshots:
@@ -214,7 +215,7 @@ class Snapshots:
         step = key.step
         self.dead.add(step)
         why = f"rank {rank} (host {view.host}) skipped step {step}"
-        self.context.log("debug", why)
+        self.context.log("debug", why, step=step)
         snap = self.memory.snaps.get(key)
         if snap is not None and snap.promised_by_some:
             # An earlier Coordinator may have seen that it had one, which made room. (test_ending.test_nobody_knows_why_a_copy_is_gone)
@@ -225,7 +226,7 @@ class Snapshots:
         if self._calm >= TOLERATED_EVERY:  # one hiccup must not halve the rate of snapshots
             self._calm = 0
         elif self.interval < MAX_INTERVAL:
-            self._set_interval(self.interval * 2, why)
+            self._set_interval(self.interval * 2, f"{why}. {_AHEAD}")
 
     def _set_interval(self, interval: int, why: str) -> None:
         group = self.joins.group

@@ -140,6 +140,8 @@ class Log:
 
     level: Literal["debug", "info", "warning", "error"]
     text: str
+    step: int = -1  # that it is about; -1: about no single step
+    kind: str = ""  # it says why a command of this class was given
 
 
 HostOrder = Advice | Invalidate | EndTrainers | Copy
