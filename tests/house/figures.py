@@ -173,6 +173,11 @@ def vague_words() -> int:
     return sum(len(_VAGUE.findall(text)) for text in texts)
 
 
+def words() -> int:
+    """As `wc -w` counts them in docs and README."""
+    return sum(len(page.read_text().split()) for page in [REPO / "README.md", *(REPO / "docs").rglob("*.md")])
+
+
 def figures() -> dict[str, int]:
     return {
         "code lines, raystate": all_code(REPO / "raystate"),
@@ -195,6 +200,7 @@ def figures() -> dict[str, int]:
         "imports of private names of Ray and JAX": private_imports(),
         'tests named "test_row…"': functions(REPO / "tests", r"test_row\d+.*"),
         '"nobody" and "whoever"': vague_words(),
+        "words of docs and README": words(),
     }
 
 

@@ -54,6 +54,13 @@ def test_settings_in_the_runbook_exist():
     assert named <= fields, named - fields
 
 
+def test_what_a_person_sees_is_short_in_the_runbook():
+    rows = [line for line in (REPO / "docs" / "runbook.md").read_text().splitlines() if line.startswith("| ")]
+    seen = [line[2:].partition(" | ")[0] for line in rows]
+    assert len(seen) > 60
+    assert [text for text in seen if len(text) > 60] == []
+
+
 def test_the_words_are_few_and_each_has_one_meaning():
     rows = re.findall(r"^\| ([a-z ]+) \| ", (REPO / "docs" / "concepts.md").read_text(), re.MULTILINE)
     words = [row for row in rows if row != "word"]
