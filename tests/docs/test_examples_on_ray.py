@@ -36,13 +36,13 @@ def test_every_checked_page_is_there():
     assert set(CHECKS) <= set(FOUND)
 
 
-@pytest.mark.parametrize(("page", "diffs"), [("docs/tutorial.md", True), ("README.md", False)])
-def test_the_script_of_a_page_and_its_commands_run(page: str, diffs: bool, python_on_ray: Interpreter, tmp_path: Path):
+@pytest.mark.parametrize(("page", "script"), [("docs/tutorial.md", None), ("README.md", "jobs/quickstart/train.py")])
+def test_the_script_of_a_page_and_its_commands_run(page: str, script: str | None, python_on_ray: Interpreter, tmp_path: Path):
     del python_on_ray  # its Ray is that of `ray start --head`
     commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     address = ray.get_runtime_context().gcs_address
     environment = {**os.environ, **SETTINGS, "PATH": commands, "PYTHONPATH": str(REPO), "RAY_ADDRESS": address}
-    run_tutorial(REPO / page, tmp_path, environment, diffs=diffs)
+    run_tutorial(REPO / page, tmp_path, environment, script=REPO / script if script else None)
 
 
 @pytest.mark.parametrize("page", PAGES)

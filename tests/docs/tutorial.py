@@ -10,6 +10,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from tests.diffs import apply_hunk
+from tests.docs.running import REPO
 from tests.patience import PATIENCE_S
 
 KILLED = "Killed"  # a shell says it of a program that the reader kills: so does the test, once the line before has come
@@ -19,31 +20,40 @@ SLOW = re.compile(r"; this machine has a load of | is still being written ")  # 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def run_tutorial(page: Path, folder: Path, environment: dict[str, str], *, diffs: bool = True) -> None:
-    """Raises AssertionError with the command and all it has printed, where that lacks a line that the page shows; of a page with
-    `diffs=False` also where it has another line.
+def run_tutorial(page: Path, folder: Path, environment: dict[str, str], *, script: Path | None = None) -> None:
+    """Raises AssertionError with the command and all it has printed, where that lacks a line that the page shows; with a `script`
+    also where it has another line.
 
     Numbers count as equal. The script's steps are shortened: the page has them so long that a reader can kill one.
 
     Args:
-        diffs: whether the page's diffs change its script; False: they are another program's.
+        script: of the repository, of which the page shows a part; the page's diffs are another program's. None: the page has its script
+            whole, and its diffs change that.
     """
-    script, killed = folder / "train.py", list[str]()
+    whole, killed = script is None, list[str]()
+    copy = folder / ("train.py" if script is None else script.relative_to(REPO))
+    if script is not None:
+        copy.parent.mkdir(parents=True)
+        copy.write_text(_shortened(script.read_text()))
     for fence in MarkdownIt("commonmark").parse(page.read_text()):
         match fence.info if fence.type == "fence" else "":
-            case "python":
-                assert not script.exists(), "a tutorial has one script"
-                script.write_text(re.sub(r"time\.sleep\(0\.\d+\)", "time.sleep(0.02)", fence.content))
-            case "diff" if diffs:
+            case "python" if whole:
+                assert not copy.exists(), "a tutorial has one script"
+                copy.write_text(_shortened(fence.content))
+            case "diff" if whole:
                 for hunk in fence.content.strip("\n").split("\n\n"):
-                    script.write_text(apply_hunk(script.read_text(), hunk.splitlines()))
+                    copy.write_text(apply_hunk(copy.read_text(), hunk.splitlines()))
             case "console":
                 for command in fence.content.removeprefix("$ ").split("\n$ "):
                     line, *shown = command.splitlines()
                     if line != STARTS_RAY:
-                        killed = _run(line, shown, folder, environment, all_of_it=not diffs, again=killed)
+                        killed = _run(line, shown, folder, environment, all_of_it=not whole, again=killed)
             case _:
                 pass
+
+
+def _shortened(script: str) -> str:
+    return re.sub(r"time\.sleep\(0\.\d+\)", "time.sleep(0.02)", script)
 
 
 def _run(
