@@ -46,8 +46,8 @@ class Restored:
         set_aside: (step, reason) of newer steps that were found damaged.
         bytes_from: array bytes that this process has taken, by tier: "memory" (its own node's), "peer" (other nodes' memory),
             "storage" (whole chunks). A value that several of its devices have counts once.
-        left_out: (path, bytes) of what the step holds and neither the reference nor `items` names: "state/params/kernel", "data". The
-            bytes of an item that is no tree of arrays count as 0.
+        left_out: (path, bytes) of the leaves and items that neither the reference nor `items` names: "state/params/kernel",
+            "data". The bytes of an item that is no tree of arrays count as 0.
     """
 
     step: int

@@ -108,8 +108,8 @@ def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *
             if own_time() > deadline_s:
                 raise BarrierTimeoutError(
                     f"the Coordinator of run {config.run!r} did not answer within {config.start_timeout_s:.0f} s "
-                    f"({why or type(error).__name__}); {load()}; its log: ray logs actor, with the id that `ray list actors` has; "
-                    "start_timeout_s gives it longer",
+                    f"({why or type(error).__name__}); {load()}; see its log: `ray list actors`, then "
+                    "`ray logs actor --id ID`. Raise start_timeout_s to wait longer",
                     phase="start", rank=owner.rank, waited_s=config.start_timeout_s,
                 ) from None  # fmt: skip
             time.sleep(AGAIN_S)

@@ -303,7 +303,7 @@ def _hint(argument: str, value: Any) -> str:
     if argument == "items":
         hint = "; an item is an iterator (get_state, set_state), Orbax v1's checkpointable (async save, load), a tree with arrays, or JSON"
         if hasattr(value, "__next__"):
-            hint += ". raystate.Counted(make_iterator) makes an iterator that counts of one that can't say where it is"
+            hint += ". raystate.Counted(make_iterator) counts for an iterator that can't say where it is"
         return hint
     return "; it can hold None, bool, int, float, str, lists and dicts with str as keys"
 

@@ -70,7 +70,7 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int, leave: Co
     for name, value in (items or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
             if name == "state":
-                text = "an item can't be called 'state': so is the state itself called, the second argument of save"
+                text = "an item can't be called 'state': that name is reserved for save()'s second argument; choose another"
                 raise ConfigError(text, field="items", item=name)
             rule = f"at most {MOST_ITEM_CHARACTERS} of a to z, A to Z, 0 to 9, '_', '-' and '.', and none of {', '.join(_RESERVED)}"
             raise ConfigError(

@@ -65,9 +65,7 @@ def path_key(key: Any) -> PathKey:
         case DictKey(key=name):
             made = type(name)
             if made.__str__ is object.__str__ and made.__repr__ is object.__repr__:
-                text = (
-                    f"a dict key of type {made.__qualname__} has no name in a checkpoint: its text is another one in each process"
-                )
+                text = f"a dict key of type {made.__qualname__} has no name in a checkpoint: its text differs in each process"
                 raise ConfigError(f"{text}. Use a str or an int, or give the class a __str__", got=made.__qualname__)
             return str(name)
         case GetAttrKey(name=name):

@@ -319,7 +319,7 @@ class _Builder:
         """An array on the devices of one process alone is that process's own to it: the others have to know nothing of it."""
         owners = {device.process_index for device in sharding.device_set} if not sharding.addressable_devices else set()
         if len(owners) == 1:
-            why = f"all of it lies on the devices of process {owners.pop()}, and that one takes it for a value of its own"
+            why = f"all of it lies on the devices of process {owners.pop()}, which takes it for a value of its own"
             raise _UnsupportedError(f"{why}: shard or replicate it over devices of several processes")
 
     def _sharding_json(self, sharding: Any) -> str | None:

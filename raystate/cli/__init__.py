@@ -14,7 +14,7 @@ from raystate.core.formats.errors import ConfigError, RaystateError, StepNotFoun
 from raystate.core.formats.texts import printable
 
 app = typer.Typer(
-    help="""Look after runs that raystate keeps, and into any checkpoint that Orbax reads.
+    help="""Manage raystate runs, and inspect any Orbax checkpoint.
 
     STORAGE is a directory, gs://bucket/prefix or s3://bucket/prefix: of a run, or the folder of one step or checkpoint.
 

@@ -21,11 +21,11 @@ def export(
     form: Annotated[
         str | None,
         typer.Option("--format", metavar="FORMAT", help="safetensors, orbax (plain Orbax v0) or copy (the step as it is). "
-                     "Without it: as DST ends, else copy"),
+                     "Default: by the ending of DST, else copy"),
     ] = None,
     item: Annotated[str | None, typer.Option("--item", metavar="NAME", help="an item of arrays instead of the state")] = None,
     match: Annotated[
-        str | None, typer.Option("--match", metavar="REGEX", help="only leaves in whose name, such as params.dense.kernel, it is found")
+        str | None, typer.Option("--match", metavar="REGEX", help="only leaves whose dotted name matches: params.dense.kernel")
     ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", help="cast floating-point arrays, such as to bfloat16")] = None,
     shard_size: Annotated[

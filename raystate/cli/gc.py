@@ -23,7 +23,7 @@ def gc(
         typer.Option(
             "--assume-dead",
             metavar="ATTEMPT",
-            help="the process of this older attempt is gone for good: what it left open may be closed; repeatable",
+            help="treat this older attempt as dead, and close what it left unfinished; repeatable",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -37,7 +37,7 @@ def gc(
     Examples:
       raystate gc gs://bucket/lm --dry-run          what would go?
       raystate gc runs/lm                           remove it
-      raystate gc runs/lm --assume-dead 3           attempt 3 is dead for good
+      raystate gc runs/lm --assume-dead 3           attempt 3 is dead
     """
     run = open_storage(storage)
     if is_missing(run) or not run.list(STATE, recursive=False):

@@ -26,9 +26,9 @@ def import_(
     ],
     step: Annotated[
         int | None,
-        typer.Option("--step", metavar="N", min=0, help="import only step N; of safetensors, the step number to give it"),
+        typer.Option("--step", metavar="N", min=0, help="import only step N; for safetensors, the step number to give it"),
     ] = None,
-    flat: Annotated[bool, typer.Option("--flat", help="of safetensors: keep names as they are, as keys of one dict")] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="for safetensors: keep dotted names as the keys of one dict")] = False,
     run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="the run's name, for its log")] = None,
     takeover: Annotated[
         bool, typer.Option("--takeover", help="import even if a run has used this storage; a live run is ended")

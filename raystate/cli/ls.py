@@ -28,7 +28,7 @@ def ls(
     sort: Annotated[str, typer.Option("--sort", "-s", metavar="KEY", help="step, time, size, or the name of a metric")] = "step",
     as_json: JsonOption = False,
 ) -> None:
-    """List the steps of a run, or of an Orbax directory; of a folder of runs, such as a sweep's, the runs.
+    """List the steps of a run or an Orbax directory, or the runs in a folder.
 
     It shows when each was saved, its size in storage, its items and its metrics. The newest come last. Exit code 1 if it can't look
     at a step.

@@ -16,11 +16,11 @@ from raystate.cli.console import JsonOption, out, print_json
 def rehearse(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="a Python script that trains, or with -m a module")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="of the script", show_default=False)
+        list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="arguments of the script", show_default=False)
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as with python -m")] = False,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="for each of the three runs, then they are ended")
+        float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="time limit of each of the three runs")
     ] = 600.0,
     scratch: Annotated[
         str | None,

@@ -56,7 +56,7 @@ def _check_free(page: Path) -> None:
     elif owner := owner_of(f"file://{os.path.realpath(folder)}"):
         why = f"{owner}: write {page.name} to another folder"
     elif not _may_go(page):
-        why = f"{page} is there, and no HTML page: name another file, or remove that one first"
+        why = f"{page} is there, and no HTML page: name another file, or remove it first"
     if why:
         raise ConfigError(f"--out: {why}", field="out", got=str(page))
 

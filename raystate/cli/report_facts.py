@@ -164,7 +164,7 @@ def _with(past: PastStep, here: StepSummary) -> PastStep:
 def _problems(history: RunHistory | None, ledger: LedgerContent, saves: Sequence[ReportedSave]) -> Iterable[str]:
     if history is not None:
         for name, problem in history.damaged:
-            yield f"log: {name}: {problem}. What only this entry told is missing here"
+            yield f"log: {name}: {problem}. Facts that only this entry holds are missing here"
         for name in ledger.damaged:
             yield f"ledger: {name} can't be read and is left out"
     for save in saves:

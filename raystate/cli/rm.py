@@ -27,7 +27,8 @@ def rm(
     cluster may still hold snapshots of the run. They are deleted, too; with --step raystate makes them durable first. A run that
     trains on another cluster can't save any more, and says so.
 
-    A file beside the steps that is not the run's stays, and is named. What lies in the folder of a step, or in .raystate, goes with it.
+    It keeps and names files beside the steps that are not the run's. All that
+    lies in the folder of a step, or in .raystate, goes with it.
 
     \b
     Examples:

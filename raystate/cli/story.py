@@ -36,10 +36,12 @@ def story(
         typer.Option(
             "--record",
             metavar="FOLDER",
-            help="the run's `record_dir`, on the node of its Coordinator; without it this node's newest Ray session, or the Ray that runs",
+            help="the run's `record_dir` on its Coordinator's node; default: this node's newest Ray session, else its running Ray",
         ),
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="where the storage had several runs: this one")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="the run of this name, if the storage had several")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tell what became of a step: each event, what the Coordinator decided then, and why.

@@ -23,7 +23,7 @@ from raystate.orbax.step_files import ReplacedError
 def verify(
     storage: StorageArgument,
     step: Annotated[
-        str | None, typer.Argument(metavar="STEP", help="one step, or 'latest'; without it all steps and the run's log")
+        str | None, typer.Argument(metavar="STEP", help="a step, or 'latest'; default: all steps and the run's log")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -59,7 +59,7 @@ def why_not() -> str | None:
     if not jax.config.jax_enable_compilation_cache:
         return "jax_enable_compilation_cache is off"
     if jax.config.jax_compilation_cache_dir:
-        return f"JAX keeps them in {jax.config.jax_compilation_cache_dir}, as it was told"
+        return f"JAX keeps them in {jax.config.jax_compilation_cache_dir}, as the user has set"
     return None
 
 

@@ -1,4 +1,4 @@
-"""StateConfig: everything a run can be told, checked once, before anything starts.
+"""StateConfig: every setting of a run, checked once, before anything starts.
 
 A config is a frozen value. It pickles, so that the driver, the trainers and the actors all see the same one.
 """
@@ -85,7 +85,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             Orbax would: `InitialSavePolicy` wants a step until the run has one, `SpecificStepsPolicy` these steps and no others.
         check_saves: "error": the first `save` of what no restart of this run could take is refused: another dtype, shape, tree or item
             than its restore asks for, and an object's address in an iterator's state, such as `<Source object at 0x7f…>`. What a
-            restart would leave out is a warning. "warn": all of it is. "off": don't look.
+            restart would leave out is a warning. "warn": warn of all of it. "off": don't look.
         snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: only steps that become
             durable.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (one is being filled, one is kept).
@@ -97,17 +97,17 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         host_memory: cap per node over all runs, at least 1 MiB: percent of the node's memory (`"40%"`), bytes (an int) or a size
             (`"8GiB"`).
         arena_dir: absolute directory for the snapshots; None: the system's shared memory.
-        record_dir: absolute directory on the Coordinator's node for the record of its decisions, which `raystate story` tells, at most
-            6 MiB for a run; None: `raystate` among Ray's logs.
-        keep_last: how many of the newest durable steps to keep; None: only the newest, for being recent. With no keep rule
-            at all (this one None too) every step is kept.
-        keep_every_steps: keep steps that are a multiple of it, in addition.
-        keep_every_s: keep one step for each such number of seconds, in addition.
-        keep_best: how many of the best durable steps to keep, in addition, by `best_metric`.
+        record_dir: absolute directory on the Coordinator's node for the record of its decisions, which `raystate story` reads, at
+            most 6 MiB for a run; None: `raystate` among Ray's logs.
+        keep_last: how many of the newest durable steps to keep. None: keep no step merely because it is recent; the newest is
+            always kept. With no keep rule at all (`keep_last` None too) every step is kept.
+        keep_every_steps: also keep the steps that are a multiple of it.
+        keep_every_s: also keep one step for each period of so many seconds.
+        keep_best: also keep so many of the best durable steps, by `best_metric`.
         best_metric: the name in `save(metrics=…)` that ranks steps; needed by `keep_best`.
-        best_mode: "min": smaller is better; "max": larger is.
-        keep_policy: an Orbax `PreservationPolicy` instead of all `keep_*`, functions of the script in it included. The newest step is kept
-            in any case.
+        best_mode: "min": smaller values are better; "max": larger ones are.
+        keep_policy: an Orbax `PreservationPolicy` instead of all `keep_*`; it may hold functions of the script. The newest step is
+            always kept.
         chunk_bytes: about how many bytes of an array are written, checksummed and read back as a whole, at least 4,096. Small ones make
             partial reads and other shardings cheap, large ones make fewer of them; the default of 4 MiB costs a restore nothing that
             can be measured.
@@ -121,17 +121,18 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         save_timeout_s: seconds for one durable save, from staged to published.
         barrier_timeout_s: seconds until all ranks have arrived at the same collective call.
         restore_timeout_s: seconds for a restore.
-        hang_timeout_s: seconds without any call of its `StateManager` after which a trainer that the others wait for counts as hung
-            and is ended, with its Python stack in the logs, so that the run recovers. Longer than the first step with its compilation,
-            and than any pause of the script's own. None: it is only named, after `barrier_timeout_s`.
-        idle_timeout_s: seconds without any trainer after which the newest snapshot is made durable and the run released.
-        assume_dead_after_s: seconds after which an older attempt on another cluster, that was superseded while it published or
-            deleted a step, is taken for dead; until then that step is neither deleted nor saved again.
+        hang_timeout_s: seconds without any call of its `StateManager` after which a trainer that the others wait for counts as
+            hung. raystate logs its Python stack and ends it, and the run recovers. Set it longer than the first step with its
+            compilation, and than any pause of the script. None: raystate only names the trainer, after `barrier_timeout_s`.
+        idle_timeout_s: seconds without any trainer after which raystate makes the newest snapshot durable and releases the run.
+        assume_dead_after_s: seconds after which raystate takes an older attempt on another cluster for dead, if it was superseded
+            while it published or deleted a step. Until then it neither deletes that step nor saves it again.
         host_timeout_s: seconds of silence after which a host counts as down.
         metadata_url: base URL of the server that each node asks whether it is preempted, in the protocol of Google Compute Engine's
             metadata server; None: Google's on its machines, none elsewhere. What Ray drains is noticed without it.
-        compilation_cache_bytes: bytes on each node for the programs that JAX compiles, which a restart then loads; 0: none are kept. In
-            a folder of Ray's session; a folder of your own (`JAX_COMPILATION_CACHE_DIR`) is used as JAX uses it, instead.
+        compilation_cache_bytes: bytes on each node for the programs that JAX compiles, which a restart then loads; 0: keep none.
+            They lie in a folder beside Ray's temporary one, which all runs of this user share. A folder of your own
+            (`JAX_COMPILATION_CACHE_DIR`) is left to JAX.
     """
 
     model_config: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)

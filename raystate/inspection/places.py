@@ -214,7 +214,7 @@ class Checkpoints:
                 if reader is None or (self.open(step).save == reader.save and not reader.is_replaced()):
                     raise
                 if tries == MOST_READS:
-                    error.add(f"in {tries} tries each time another one had taken its place")
+                    error.add(f"in each of {tries} tries another checkpoint had taken its place")
                     raise
             time.sleep(AGAIN_S)
         raise AssertionError("each try returns or raises")

@@ -31,7 +31,7 @@ class BadObject:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What was found.
+    """The outcome of a check.
 
     Attributes:
         step: number of completed steps.

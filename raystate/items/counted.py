@@ -12,7 +12,7 @@ from raystate.public_calls import public_class
 logger = logging.getLogger("raystate")
 
 T = TypeVar("T")
-_ANEW = "it has to make a new one each time, from the beginning (lambda: iter(dataset))"
+_ANEW = "it has to make a new iterator each time, from the beginning (lambda: iter(dataset))"
 
 
 @public_class

@@ -25,7 +25,7 @@ _MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "OrderedDict": Order
 
 @public_class
 class Value:
-    """An item for what lies in the program and is no iterator: NumPy's global random numbers, the best loss so far, a list of results::
+    """An item for other values of the program: NumPy's global random numbers, the best loss so far, a list of results::
 
         best = {"loss": float("inf"), "step": 0}
         items = {
@@ -37,8 +37,8 @@ class Value:
 
     Args:
         get: gives the value: dicts, lists, tuples (named ones, too), sets, numbers, texts, bytes, None, numpy arrays. Called in each
-            `save`, and in a `restore`. Dtypes are numpy's and JAX's, without fields. Of other classes there is no value.
-        set: is given a value of the same form by a restore.
+            `save`, and in a `restore`. Dtypes are numpy's and JAX's, without fields. Other classes are refused.
+        set: takes such a value; a restore calls it.
 
     Raises:
         ConfigError: one of them is no function; in `save`: the value has something else in it.

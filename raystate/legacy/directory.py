@@ -95,7 +95,7 @@ def _files_of(storage: Storage, name: str) -> set[str]:
 def _unfinished(storage: Storage, name: str) -> str:
     """Why a file or folder of such a name is no complete checkpoint; "" if nothing speaks against it."""
     if is_temporary(name):
-        return "its name is that of a temporary one"
+        return "it has the name of a temporary checkpoint"
     if storage.exists(name):
         return ""
     files = _files_of(storage, name)

@@ -56,7 +56,7 @@ AN_ADDRESS = re.compile(rb"<[^\n]{1,300}? at 0x[0-9a-fA-F]{5,16}[^<>\n]{0,80}>")
 _A_NUMBER = re.compile(r"\d[\d.,]*( entr(y|ies)| [KMGT]?i?B)?")
 _MOST_TEXT = 1 << 20
 _ADDRESS = (
-    "it is another one in each process, so a restart can't go on from it, or goes on elsewhere. "
+    "it differs in each process, so a restart can't go on from it, or goes on elsewhere. "
     "Give the class of that object a __repr__ that is the same in each process, with the values that matter"
 )
 

@@ -110,8 +110,8 @@ class StateManager(KnowsOthers):
     ) -> Restored | None:
         """Collective: the newest step of all tiers (or exactly `step`), placed as `reference` says. None if the run has no step.
 
-        Training goes on from there, at any time. Later steps that are staged or promised, and not
-        durable, are given up: the next `wait_until_finished` or `close` names them.
+        Training goes on from there, at any time. It gives up later steps that are staged or promised
+        and not durable; the next `wait_until_finished` or `close` names them.
 
         Args:
             reference: any pytree. Leaves: abstract or real arrays, Python values, shardings (in place of a subtree, for all of it),
@@ -163,7 +163,7 @@ class StateManager(KnowsOthers):
         """Collective: the newest step of this run, else of `source`, else `jax.jit(init_fn, out_shardings=shardings)()`.
 
         Args:
-            init_fn: makes the state; traced, and only run when there is nothing to restore, or when only that tells where its arrays lie.
+            init_fn: makes the state. It is traced, and runs only if nothing is to restore, or if only that tells where arrays lie.
             shardings: a pytree (or prefix) of shardings, a callable (abstract state) -> pytree, or None: where init_fn itself puts it.
             items: iterators are set in place; trees are references.
             source: the start, at step 0, of a run without a step. Another run (its newest step), (run, step), or the folder of one
@@ -215,7 +215,7 @@ class StateManager(KnowsOthers):
             step: number of completed steps.
             state: any pytree of arrays and Python scalars.
             items: iterators (`get_state`/`set_state`), Orbax v1's checkpointables (`async` `save`/`load`), trees with arrays, or JSON
-                values; serialized before this returns. States above 1 MiB only where the step is captured, else at `close`.
+                values. All are serialized before this returns; states above 1 MiB only if it captures the step, else at `close`.
             metrics: numbers (or 0-d arrays, which may still be computing).
             custom: anything JSON.
             force: make this step durable although none is due. Where it is captured already, as after an evaluation, that capture becomes
@@ -294,11 +294,11 @@ class StateManager(KnowsOthers):
         return self._durable.list()
 
     def metadata(self, step: int | None = None) -> StepMetadata:
-        """What a durable step holds; None: the newest."""
+        """The items, trees, metrics and times of a durable step; None: the newest."""
         return self._durable.metadata(step)
 
     def delete(self, step: int) -> None:
-        """Remove a durable step, and return when it is gone. One process may call, or each of them; again it does nothing.
+        """Remove a durable step, and return when it is gone. One process may call, or each; a second call does nothing.
 
         Raises:
             StepNotFoundError: there is no such step.

@@ -101,7 +101,7 @@ class Ranking:
         items = given.items
         has = any(self._metric in names for names in (items.trees, items.iterators, items.files, items.json_items))
         logger.warning(
-            "step %d has no metric %r, by which keep_best ranks, so it is none of the best: save(…, metrics={%r: …})%s",
+            "step %d has no metric %r, so keep_best will not keep it: save(…, metrics={%r: …})%s",
             given.step, self._metric, self._metric, "; `items`, the third argument, has that name" if has else "",
         )  # fmt: skip
         self._metric = None

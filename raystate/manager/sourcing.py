@@ -22,8 +22,8 @@ from raystate.reader import Reader
 from raystate.restored import ReadOptions, Restored
 
 _WAYS_OUT = (
-    "source_select takes only a part of the state. Of the options above restore_or_init has partial and transforms; with the others, "
-    "where manager.restore(reference) gives None: raystate.load(source, reference, …)."
+    "source_select takes only a part of the state. restore_or_init() accepts only partial and transforms of the options above. "
+    "For the others, call manager.restore(reference) first; if it returns None, use raystate.load(source, reference, …)."
 )
 
 Place = str | os.PathLike[str] | tuple[str | os.PathLike[str], int]
@@ -48,7 +48,7 @@ def check_source(source: Any, select: Any) -> None:
         text = f"source_select must be a function of the abstract state or a regular expression, not a {type(select).__name__}"
         raise ConfigError(text, field="source_select")
     if select is not None and isinstance(source, Mapping):
-        raise ConfigError("source_select picks what one source has; a mapping says it already: leave it out", field="source_select")
+        raise ConfigError("source_select is for one source, and a mapping names its parts: leave it out", field="source_select")
     if select is not None and source is None:
         raise ConfigError("source_select picks what a source has: give source=… too", field="source_select")
 
@@ -216,5 +216,5 @@ def _same_step(url: str, step: int, problem: Exception | None) -> int:
     if failed := [process for process, row in enumerate(told) if not row[0]]:
         raise StorageError(f"source {url}: processes {failed} could not find it, see their errors", path=url)
     if other := [process for process, row in enumerate(told) if (row[1:3] != told[0][1:3]).any()]:
-        raise ConfigError(f"source: process 0 and processes {other} gave different ones", field="source", got=url)
+        raise ConfigError(f"source: process 0 and processes {other} gave different sources", field="source", got=url)
     return (int(told[0][3]) << 30) + int(told[0][4])

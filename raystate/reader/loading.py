@@ -64,7 +64,7 @@ def load(
     if items is None:
         return reader.load_tree(reference, step=step, item=item, options=options)
     if item is not None:
-        raise ConfigError(f"load(): item= is one, items= are several: put {item!r} into items", field="item")
+        raise ConfigError(f"load(): item= names one item, items= names several: put {item!r} into items", field="item")
     if reference is not None and STATE in items:
         raise ConfigError("load(): the state has two references, reference= and items['state']", field="items")
     asked = {STATE: reference, **items} if reference is not None else items

@@ -32,7 +32,7 @@ def save(
     custom: object = None,
     overwrite: bool = False,
 ) -> None:
-    """Write one pytree, and what belongs to it, as a plain Orbax checkpoint at `path`: whole and durable, or not at all.
+    """Write one pytree and its items as a plain Orbax checkpoint at `path`: whole and durable, or not at all.
 
     No run, no step, no Ray. The bytes on disk and the rules are those of `StateManager.save`. Each
     chunk has a checksum. Stock Orbax, v0 and v1, reads it with no raystate installed.
@@ -51,7 +51,7 @@ def save(
             always finds the old one or the new one. Elsewhere there is a moment with none.
 
     Raises:
-        ConfigError: a leaf or an argument that can't be kept; names it. Or the program has several processes.
+        ConfigError: names a leaf or an argument that can't be saved. Or the program has several processes.
         StorageError: there is something at `path`, it lies in a run's storage or in a checkpoint, or storage failed: then nothing is
             left there.
     """
@@ -89,7 +89,7 @@ def save_async(
     failed, as in Orbax. So the program holds the arrays of one save at a time, and the order of the
     calls is kept.
 
-    The interpreter's exit waits for what is under way, at most 600 s. An error is logged at once, whether or not the future is asked.
+    The interpreter's exit waits for what is under way, at most 600 s. An error is logged at once, too.
 
     Returns:
         A `concurrent.futures.Future`: `result(timeout)` returns None when the checkpoint is durable or raises as `save`; `done()`,

@@ -93,7 +93,7 @@ class Reader(KnowsOthers):
                     raise
         names = sorted({name for metrics in by_step.values() for name in metrics})
         if metric is None and len(names) > 1:
-            raise ConfigError(f"metric: which one? The steps have {names}", field="metric", expected=names)
+            raise ConfigError(f"name the metric: the steps have {names}", field="metric", expected=names)
         if metric is not None and steps and metric not in names:
             have = f"the steps have {names}" if names else "none has metrics: save(step, state, metrics={…}) gives them some"
             raise ConfigError(f"metric: no step has {metric!r}; {have}", field="metric", expected=names, got=metric)
@@ -102,7 +102,7 @@ class Reader(KnowsOthers):
         return -min(scored)[1] if scored else None
 
     def metadata(self, step: int | None = None) -> StepMetadata:
-        """What a step (None: the newest) holds: its trees with an object for each array, its items, metrics and times.
+        """The trees of a step (None: the newest), with an object for each array, its items, metrics and times.
 
         Raises:
             StepNotFoundError: also when retention takes the step meanwhile. CorruptCheckpointError, StorageError.
@@ -167,7 +167,7 @@ class Reader(KnowsOthers):
 
         Args:
             reference: see `restore`; so are the options.
-            after: not this step, and none before it that is there now.
+            after: skip this step, and those before it that are there now.
             timeout_s: seconds.
 
         Raises:

@@ -46,9 +46,9 @@ def rehearse(
 
     `raystate.fit(train_fn, config, …)` runs three times in processes of its own. The first makes
     two steps. The second goes on from there and makes two more. The third makes four undisturbed
-    ones, and all saved values are compared bit by bit. "A step" is a `save` here, at whose end the
-    training function is left by `Interrupted`. The run's own storage is neither read nor written. A
-    scratch folder, which is removed, gets the step that the restart needs and no other state.
+    ones, and all saved values are compared bit by bit. "A step" is a `save`; the last one of each
+    run raises `Interrupted`. The run's own storage is neither read nor written. A scratch folder,
+    which is removed, gets the step that the restart needs and no other state.
 
     Args:
         train_fn, config, num_workers, train_loop_config, scaling_config, run_config, jax_config, datasets, env, global_batch: as in
@@ -58,7 +58,7 @@ def rehearse(
             node.
 
     Returns:
-        What was found, which a notebook shows; `ok` says whether nothing was. Problems are logged as a warning, too.
+        The findings, which a notebook shows; `ok` is True if there are none. Problems are logged as a warning, too.
 
     Raises:
         ConfigError: an argument is wrong, or the function has fewer than four saves, or none.

@@ -31,7 +31,7 @@ _WAYS_OUT = {
     "set_state": "The state of that iterator means something in its own process only: see its get_state()",
 }
 _NOT_KEPT = (
-    "What was restored is as it was saved. The training also uses something that it doesn't save: "
+    "The restored values are the saved ones. The training also uses something that it doesn't save: "
     "a data iterator (save(…, items={'data': iterator})), a random generator, or a variable of the script. "
     "Or it has taken more than it saves: a batch that is fetched before the step's save() is in no step, so take it at the loop's top"
 )

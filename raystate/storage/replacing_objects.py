@@ -141,10 +141,10 @@ class _Replacing:
             back = self._put_back(error, alone=alone)
             if not alone:
                 url = f"{storage.url}/{name}"
-                text = f"can't save to {url}: somebody else saves there at this moment; look which one is there, and save again if none is"
+                text = f"can't save to {url}: somebody else saves there at this moment; save again if there is no checkpoint then"
                 raise StorageError(text, operation="save", path=url) from error
             if back and isinstance(error, StorageError):
-                text = f"{error.message}. What was to be replaced is still there, whole: save again"
+                text = f"{error.message}. The old checkpoint is still there, whole: save again"
                 raise StorageError(text, **error.details) from error
             raise
         try:  # the new one is complete: a failure is but a warning

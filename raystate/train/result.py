@@ -51,7 +51,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What came out of a finished run.
+    """The outcome of a finished run.
 
     Attributes:
         step: the newest durable step, -1 if there is none.

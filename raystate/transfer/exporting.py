@@ -28,7 +28,7 @@ MODEL = "model"  # the stem of the files in a folder, which those tools look for
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What was written.
+    """The outcome of an export.
 
     Attributes:
         format: see `export_step`.
@@ -71,7 +71,7 @@ def export_step(
             make the folder `<step>` and "safetensors" makes `model.safetensors`. Not in a run's storage, nor in a checkpoint.
         format: None: what `dst` ends with, else "copy".
         item: an item of arrays; None: the state. Not with "copy".
-        match: only leaves in whose dotted name this regular expression is found. Not with "copy".
+        match: only leaves whose dotted name this regular expression matches anywhere. Not with "copy".
         dtype: cast floating-point arrays to it. Not with "copy".
         shard_bytes: safetensors files have at most so many bytes of arrays each, unless one array alone has more.
         verify: read everything back and compare.

@@ -45,15 +45,15 @@ from raystate.transfer.progress import Progress, Tally, ignore
 
 @dataclass(frozen=True, kw_only=True)
 class ImportReport:
-    """What was brought in.
+    """The outcome of an import.
 
     Attributes:
         url: of the run's storage.
         run: its name.
-        steps: that are in it now, ascending, and were not before.
-        present: that were in it before with the very same content, so that nothing had to be done.
+        steps: the new steps, ascending.
+        present: steps that it had before, with the very same content.
         arrays, nbytes: of all these steps.
-        left_out: step -> items that were not brought along, one sentence each.
+        left_out: step -> the items that were not imported, one sentence each.
         verified: whether everything was read back.
     """
 
@@ -82,7 +82,7 @@ def import_steps(
         dst: a directory or gs://….
         steps: from `open_source`; each is read when its turn comes.
         run: the run's name in its log; None: the one that it has, else "import".
-        takeover: also into a storage that a run has used. If that run lives, it ends with StaleAttemptError.
+        takeover: import even if a run has used this storage; a live run ends with StaleAttemptError.
         verify: read everything back and compare, before anything is committed.
         progress: is told how far each step is.
 
@@ -143,8 +143,7 @@ def _same_save(storage: Storage, step: IncomingStep, progress: Progress) -> _Sam
     elif not (storage.is_directory and storage.list(str(number), recursive=False)):
         return None
     raise ConfigError(
-        f"step {number} exists in {storage.url}, with another content: delete it first; of a directory of steps --step N brings "
-        "another one alone",
+        f"step {number} exists in {storage.url}, with another content: delete it first, or import another step: --step N",
         field="step",
         got=number,
     )

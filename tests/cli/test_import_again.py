@@ -109,7 +109,7 @@ def test_another_content_under_the_same_number_is_refused(source: Path, tmp_path
     import_steps(tmp_path, open_source(source))
     before = files(tmp_path)
     (first, *_) = open_source(source)
-    with pytest.raises(ConfigError, match=r"step 1 exists in .*, with another content: delete it .* --step N brings another"):
+    with pytest.raises(ConfigError, match=r"step 1 exists in .*, with another content: delete it .*--step N"):
         import_steps(tmp_path, [changed(first, change)])
     assert files(tmp_path) == before, "nothing is claimed"
     later = [in_memory_step(4, tree(4)), changed(first, change)]

@@ -104,7 +104,7 @@ def test_the_users_own_settings_are_left_alone(tmp_path: Path):
     """Rank 0 has a folder of its own, rank 1 has switched JAX's cache off."""
     folder = tmp_path / "programs"
     said = _job(folder, "own")
-    assert "as it was told" in said[0]["reason"] and "is off" in said[1]["reason"]
+    assert "as the user has set" in said[0]["reason"] and "is off" in said[1]["reason"]
     assert not list(folder.iterdir())
 
 

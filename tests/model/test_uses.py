@@ -157,7 +157,7 @@ def test_a_step_without_the_metric_that_ranks_is_told_once(caplog: pytest.LogCap
         run(script, save_every_steps=1, keep_best=1, best_metric="loss")
     (said,) = [record.getMessage() for record in caplog.records if "has no metric" in record.getMessage()]
     assert said == (
-        "step 2 has no metric 'loss', by which keep_best ranks, so it is none of the best: save(…, metrics={'loss': …}); `items`, the "
+        "step 2 has no metric 'loss', so keep_best will not keep it: save(…, metrics={'loss': …}); `items`, the "
         "third argument, has that name"
     )
 

@@ -168,7 +168,7 @@ def test_several_items_are_loaded_by_name(run: Path):
     ):
         with pytest.raises(error, match=text):
             raystate.load(run, items=wrong)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="item= is one, items= are several"):
+    with pytest.raises(ConfigError, match="item= names one item, items= names several"):
         raystate.load(run, item="ema", items={})
     with pytest.raises(ConfigError, match="two references"):
         raystate.load(run, {"step": 0}, items={"state": None})

@@ -36,9 +36,9 @@ def main() -> None:
         start(broken if index == 0 else folder)
     with pytest.raises(raystate.RaystateError, match=r"has no step|processes \[1\] could not find it"):
         start(folder if index == 0 else f"{folder}-other")
-    with pytest.raises(raystate.ConfigError, match=r"process 0 and processes \[1\] gave different ones"):
+    with pytest.raises(raystate.ConfigError, match=r"process 0 and processes \[1\] gave different sources"):
         start((folder, 1 + index))
-    with pytest.raises(raystate.ConfigError, match=r"process 0 and processes \[1\] gave different ones"):
+    with pytest.raises(raystate.ConfigError, match=r"process 0 and processes \[1\] gave different sources"):
         start(folder if index == 0 else lambda: None)
     print("done")  # noqa: T201
 

@@ -148,7 +148,7 @@ class Copying:
         if len(self.domains) < 2:
             self._say_once(
                 "debug",
-                "peer copies need a second host: until there is one, a lost host takes its snapshots with it (replicas=0: none are wanted)",
+                "peer copies need a second host: until one joins, a lost host takes its snapshots with it (replicas=0: none are wanted)",
             )
             return
         if len(set(self.domains.values())) == 1:
@@ -212,8 +212,8 @@ class Copying:
             self._excused |= dict.fromkeys(late, now_s + EXCUSED_FOR * limit_s)
             self.context.log(
                 "warning",
-                f"hosts {named(late)} have no copies of step {snap.step} after {now_s - self._since_s:.1f} s: snapshots count without "
-                f"them until they do, and the loss of a host may cost what they would have had",
+                f"hosts {named(late)} have no copies of step {snap.step} after {now_s - self._since_s:.1f} s: until they catch up, "
+                "snapshots count without these copies, so losing a host can cost those steps",
             )
 
     def _may_lose_one(self) -> bool:

@@ -316,7 +316,7 @@ class Journal:
                 is_here = tail is not None and tail.writer.partition(".")[0] == self.writer.partition(".")[0]
                 who = "another run of this Ray cluster, which has its storage under another path or URL," if is_here else _ELSEWHERE
             text = (
-                f"{where}: {who} has taken over the run (as attempt {attempt}, with log entry {flight.seq}), and this one (attempt {mine}) "
+                f"{where}: {who} has taken over the run (as attempt {attempt}, with log entry {flight.seq}), and this attempt ({mine}) "
                 "can't make steps durable any more" + ("; end one of them, or give each a storage of its own" if stranger else "")
             )
         else:

@@ -91,7 +91,7 @@ class Notice:
             try:
                 self._tell(max(0.0, left_s), self._why)
             except Exception as error:  # Ray's head is out of reach, say
-                logger.warning("that this node goes away could not be told: %s: %s", type(error).__name__, error)
+                logger.warning("the Coordinator could not be told that this node goes away: %s: %s", type(error).__name__, error)
             self._clock.sleep(RETRY_FIRST_S)
 
     def _watch(self, url: str) -> None:
