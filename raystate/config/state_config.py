@@ -84,11 +84,10 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             same steps: see `raystate.orbax.save_policies`. A save that is lost, because storage failed, is made again only where
             Orbax would: `InitialSavePolicy` wants a step until the run has one, `SpecificStepsPolicy` these steps and no others.
         check_saves: "error": the first `save` of what no restart of this run could take is refused: another dtype, shape, tree or item
-            than its restore asks for, and an object's address in an iterator's state, such as `<Source object at 0x7f…>`. What a
-            restart would leave out is a warning. "warn": warn of all of it. "off": don't look.
+            than its restore asks for, and an object's address in an iterator's state, such as `<Source object at 0x7f…>`. Leaves and items that a restart would leave out are a warning. "warn": warn of all of it. "off": don't look.
         snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: only steps that become
             durable.
-        snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (one is being filled, one is kept).
+        snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (raystate fills one and keeps one).
         replicas: copies of each host's snapshots in the memory of other hosts, in other failure domains where there are any; 0: none.
             With 1 the loss of a node costs no step that has its copies, with 2 the loss of two nodes at once, and so on. Each takes
             as much host memory again. Where there are fewer other hosts, there are as many copies as these; on one host there is none.
@@ -105,7 +104,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         keep_every_s: also keep one step for each period of so many seconds.
         keep_best: also keep so many of the best durable steps, by `best_metric`.
         best_metric: the name in `save(metrics=…)` that ranks steps; needed by `keep_best`.
-        best_mode: "min": smaller values are better; "max": larger ones are.
+        best_mode: "min": smaller values are better; "max": larger ones.
         keep_policy: an Orbax `PreservationPolicy` instead of all `keep_*`; it may hold functions of the script. The newest step is
             always kept.
         chunk_bytes: about how many bytes of an array are written, checksummed and read back as a whole, at least 4,096. Small ones make
@@ -129,7 +128,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             while it published or deleted a step. Until then it neither deletes that step nor saves it again.
         host_timeout_s: seconds of silence after which a host counts as down.
         metadata_url: base URL of the server that each node asks whether it is preempted, in the protocol of Google Compute Engine's
-            metadata server; None: Google's on its machines, none elsewhere. What Ray drains is noticed without it.
+            metadata server; None: Google's on its machines, none elsewhere. raystate notices nodes that Ray drains without it.
         compilation_cache_bytes: bytes on each node for the programs that JAX compiles, which a restart then loads; 0: keep none.
             They lie in a folder beside Ray's temporary one, which all runs of this user share. A folder of your own
             (`JAX_COMPILATION_CACHE_DIR`) is left to JAX.

@@ -60,7 +60,7 @@ class ArrayMetadata:
         path: the keys and indices from the item's root to it.
         shape: of the whole array, in elements. Typed PRNG keys have their uint32 data's.
         dtype: of its elements.
-        chunk: shape of what is stored, and read, in one piece.
+        chunk: shape of a piece that is stored and read as a whole.
         sharding: as Orbax wrote it down, a JSON object; None: it had none.
         key_impl: implementation of typed PRNG keys; None: it has no keys.
         kind: "jax.Array" or "np.ndarray", which it was when it was saved.
@@ -127,7 +127,7 @@ class ArrayMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetadata:
-    """What a step holds, without its arrays' bytes.
+    """The contents of a step, without its arrays' bytes.
 
     Attributes:
         step: number of completed steps.

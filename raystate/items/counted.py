@@ -29,7 +29,7 @@ class Counted(Generic[T]):
     `make_iterator`, not around the Counted. Skipping reads all that is skipped; an iterator with
     `get_state` and `set_state`, such as grain's, goes straight to its place and needs no Counted.
 
-    A loop over it that has come to its end has passed one epoch; the next loop makes a new iterator, and begins anew. A restart goes on
+    A loop that has come to its end has passed an epoch; the next loop makes a new iterator. A restart goes on
     in its epoch: `for epoch in range(batches.epoch, epochs): for batch in batches: …`.
 
     Each process counts its own items, and its count is for the number of processes that it was saved with.
@@ -98,7 +98,7 @@ class Counted(Generic[T]):
         return {"epoch": self._epoch, "count": self._count, "processes": 0 if self._shared else _processes()}
 
     def set_state(self, state: Mapping[str, object]) -> None:
-        """Go on behind what was given out. The items before are skipped when the next one is asked for.
+        """Go on after the items that were given out. The next item skips those before it.
 
         Raises:
             ReferenceMismatchError: another kind of iterator saved that state.

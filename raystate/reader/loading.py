@@ -73,7 +73,7 @@ def load(
 
 @public
 def metadata(path_or_run: StorageUrl, step: int | None = None) -> StepMetadata:
-    """What the checkpoint at a path, or a step of a run (None: the newest), holds. Raises as `Reader.metadata`."""
+    """The contents of the checkpoint at a path, or of a step of a run (None: the newest). Raises as `Reader.metadata`."""
     return Reader(path_or_run).metadata(step)
 
 

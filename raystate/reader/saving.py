@@ -89,7 +89,7 @@ def save_async(
     failed, as in Orbax. So the program holds the arrays of one save at a time, and the order of the
     calls is kept.
 
-    The interpreter's exit waits for what is under way, at most 600 s. An error is logged at once, too.
+    The interpreter's exit waits for what is under way, at most 600 s. It logs an error at once.
 
     Returns:
         A `concurrent.futures.Future`: `result(timeout)` returns None when the checkpoint is durable or raises as `save`; `done()`,

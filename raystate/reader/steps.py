@@ -32,7 +32,7 @@ logger = logging.getLogger("raystate")
 
 @public_class
 class Reader(KnowsOthers):
-    """Steps of a run, of a directory that Orbax alone wrote, or one checkpoint.
+    """Reads the steps of a run or of a directory that Orbax alone wrote, or a single checkpoint.
 
     Args:
         storage: gs://…, s3://…, file://…, a directory or a PathLike. It is a run's, or the folder

@@ -67,7 +67,7 @@ def fit(
 ) -> RunResult:
     """Train until `train_fn` has returned on every worker, starting again after every failure and interruption.
 
-    Without accelerators in `scaling_config` the workers run on CPU and form one JAX job (plain JaxTrainer needs telling).
+    Without accelerators in `scaling_config` the workers run on CPU and form one JAX job (with a plain JaxTrainer they don't).
 
     Args:
         train_fn: runs in every worker; takes `train_loop_config` or nothing, as in JaxTrainer. Makes a `StateManager()`.
@@ -99,7 +99,7 @@ def fit(
         ReferenceMismatchError, ItemTopologyError, StepOrderError and other mistakes in `train_fn`'s calls: at once, as they are.
         RunFailedError: gave up. Its cause is the user's exception; `rank` says whose. The newest complete snapshot is durable.
         StorageError: `close` has raised it as it ended the run: the newest step for which `save` had returned True is not durable.
-            (Older ones that gave way to it are in `RunResult.lost`.)
+            (`RunResult.lost` has older steps that gave way to it.)
         StaleAttemptError: the run belongs to another attempt. RunInUseError: it is in use. StorageError:
             its folder is gone, and memory holds the run. All before anything starts.
     """

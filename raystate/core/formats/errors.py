@@ -72,7 +72,7 @@ class ConfigError(RaystateError):
 
 
 class StorageError(RaystateError):
-    """An operation on storage failed for good; names the operation and the path."""
+    """An operation on storage failed after its retries; names the operation and the path."""
 
 
 _NAMED = 8  # steps in a note; more are counted
@@ -128,7 +128,7 @@ class CapacityError(RaystateError):
 
 
 class BarrierTimeoutError(RaystateError):
-    """Not every rank (or host) arrived in time; names the missing ones, the phase and the seconds waited."""
+    """Not every rank (or host) arrived in time; names those that are missing, the phase and the seconds waited."""
 
 
 class RunInUseError(RaystateError):
