@@ -83,8 +83,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         save_policy: one of Orbax's `SaveDecisionPolicy`s instead of `save_every_*`, alone or in its `AnySavePolicy`. All hosts save the
             same steps: see `raystate.orbax.save_policies`. A save that is lost, because storage failed, is made again only where
             Orbax would: `InitialSavePolicy` wants a step until the run has one, `SpecificStepsPolicy` these steps and no others.
-        check_saves: "error": the first `save` of what no restart of this run could take is refused: another dtype, shape, tree or item
-            than its restore asks for, and an object's address in an iterator's state, such as `<Source object at 0x7f…>`. Leaves and items that a restart would leave out are a warning. "warn": warn of all of it. "off": don't look.
+        check_saves: "error": the first `save` of what no restart of this run could take is refused: another dtype, shape, tree or
+            item than its restore asks for, and an object's address in an iterator's state, such as `<Source object at 0x7f…>`.
+            Leaves and items that a restart would leave out are a warning. "warn": warn of all of it. "off": don't look.
         snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: only steps that become
             durable.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (raystate fills one and keeps one).

@@ -349,7 +349,7 @@ class StateManager(KnowsOthers):
 
         Raises:
             Interrupted: the training was told to end, by `reached_preemption` or by a `save` whose exception was swallowed.
-            StorageError: the newest step could not be made durable. An older step that gave way to it is a warning, and in `RunResult.lost`.
+            StorageError: the newest step could not be made durable. An older step that gave way is a warning, and in `RunResult.lost`.
             BarrierTimeoutError: names the ranks that did not call.
         """
         if not self._ending.begin() or self._ending.detached:
