@@ -294,7 +294,7 @@ def test_only_nan_or_no_metrics_is_no_best_step(tmp_path: Path):
 
 def test_an_undecidable_best_step_lists_the_names(tmp_path: Path):
     reader = with_metrics(tmp_path, {1: {"loss": 1.0}, 2: {"accuracy": 0.5}})
-    with pytest.raises(raystate.ConfigError, match=r"which one\? The steps have \['accuracy', 'loss'\]"):
+    with pytest.raises(raystate.ConfigError, match=r"name the metric: the steps have \['accuracy', 'loss'\]"):
         reader.best_step()
     with pytest.raises(raystate.ConfigError, match=r"no step has 'los'; the steps have \['accuracy', 'loss'\]"):
         reader.best_step("los")
