@@ -277,7 +277,7 @@ class StepContent:
             check_asked_for(spec, matched.wants, free_bytes=node.free_bytes, says=node.whose)
             return matched
         if rules is not None:
-            raise ConfigError("transforms as a mapping says what the leaves of a reference come from: give one", field="transforms")
+            raise ConfigError("transforms as a mapping needs a reference, whose leaves it makes", field="transforms")
         wants = raw_wants(spec)
         check_spread(spec, wants, processes=jax.process_count())
         self._check_raw(spec, wants)

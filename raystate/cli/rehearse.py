@@ -24,7 +24,7 @@ def rehearse(
     ] = 600.0,
     scratch: Annotated[
         str | None,
-        typer.Option(metavar="PLACE", help="folder or bucket for the scratch folder: one that all nodes reach", show_default=False),
+        typer.Option(metavar="PLACE", help="folder or bucket for the scratch folder; all nodes must reach it", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

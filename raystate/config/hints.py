@@ -68,7 +68,7 @@ MEMBERS = {
     "restore": "raystate.load(path, reference), or raystate.Reader(storage).restore(reference)",
     **dict.fromkeys(("latest_step", "latest_checkpoint"), "raystate.Reader(storage).latest_step()"),
     **dict.fromkeys(("all_steps", "available_steps"), "raystate.Reader(storage).all_steps()"),
-    "JaxTrainer": "ray.train.v2.jax.JaxTrainer, with callbacks=[raystate.RayTrainCallback(config)]; or raystate.fit, which makes one",
+    "JaxTrainer": "ray.train.v2.jax.JaxTrainer, with callbacks=[raystate.RayTrainCallback(config)]; or raystate.fit, which makes it",
     **dict.fromkeys(("RunConfig", "ScalingConfig", "FailureConfig"), "ray.train has it; raystate.fit passes it on"),
 }  # fmt: skip
 

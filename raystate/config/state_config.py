@@ -232,7 +232,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     def _refuse_change(self, name: str, value: object) -> NoReturn:
         refuse_unknown({name: value}, list(type(self).model_fields))
         raise ConfigError(
-            f"{name}: a StateConfig does not change, since a run may be using it; make another one: config.replace({name}=…)",
+            f"{name}: a StateConfig does not change, since a run may be using it; make another: config.replace({name}=…)",
             field=name, got=plain(value),
         )  # fmt: skip
 

@@ -153,7 +153,7 @@ def _is_committed(lowered: Any) -> bool:
 
 @functools.cache  # once
 def _warn_of_jax() -> None:
-    text = "JAX %s doesn't say whether a fresh state is bound to its devices: one that is restored is. Name its `shardings`"
+    text = "JAX %s doesn't say whether a fresh state is bound to its devices, as a restored state is. Name its `shardings`"
     logger.warning(text, jax.__version__)
 
 

@@ -66,7 +66,7 @@ class OpenManagers:
                 manager.__exit__(type(stopped), stopped, None)
             else:
                 logger.warning(
-                    "the StateManager was not closed: steps newer than the last durable one may be lost. Call close(), or use it in a "
+                    "the StateManager was not closed: steps after the last durable step may be lost. Call close(), or use it in a "
                     "`with` block",
                     extra={"run": manager.config.run},
                 )

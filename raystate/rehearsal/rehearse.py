@@ -54,7 +54,7 @@ def rehearse(
         train_fn, config, num_workers, train_loop_config, scaling_config, run_config, jax_config, datasets, env, global_batch: as in
             `fit`. The function must not need more than four saves.
         timeout_s: seconds for each of the three runs; then its processes are ended.
-        scratch: a folder or bucket in which the scratch folder is made: one that all nodes reach. None: the temporary folder, for one
+        scratch: folder or bucket for the scratch folder; all nodes must reach it. None: the temporary folder, for one
             node.
 
     Returns:

@@ -79,9 +79,7 @@ def refuse_foreign(storage: Storage) -> None:
     steps = [info.name for info in found if info.is_folder and step_of(info.name.rstrip("/")) is not None]
     for name in steps if storage.is_directory else steps[:_LOOKED_INTO]:
         if is_run(storage, name):
-            text = (
-                f"storage: {storage.url} holds runs: {name} is the storage of one. Give this run a folder of its own, beside them"
-            )
+            text = f"storage: {storage.url} holds runs, such as {name}. Give this run a folder of its own, beside them"
             raise ConfigError(text, field="storage", got=storage.url, found=(name,))
     names = _foreign(storage, found)
     if names:

@@ -140,7 +140,7 @@ class NewFolder(abc.ABC):
             items = None if unfinished else frozenset[str]()
         if others := not_of_one(names, items):
             raise self._refused(
-                f"overwrite=True replaces a checkpoint, and here is more than one: {_shown(others)}. Save elsewhere, or move that away"
+                f"overwrite=True replaces only a checkpoint, and here is more: {_shown(others)}. Save elsewhere, or move that away"
             )
         return found
 

@@ -71,7 +71,7 @@ class StepFolder:
             other = os.path.islink(place) or (os.path.exists(place) and not os.path.isdir(place))
             if other or self.storage.list(self.name, recursive=False):
                 of_a_run = is_run(self.storage, f"{self.name}/")
-                what = "the storage of a run: give this one another" if of_a_run else "move it away"
+                what = "the storage of a run: give your run another" if of_a_run else "move it away"
                 raise self._error("assemble", f"{self.name} is there already: {what}")
             for name, data in package.files.items():
                 self.storage.create_or_same(f"{self.write_prefix}/{name}", data)

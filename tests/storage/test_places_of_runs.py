@@ -49,7 +49,7 @@ def test_runs_beside_each_other_begin_and_one_that_has_begun_goes_on(storage: St
 def test_no_run_begins_where_its_steps_would_be_runs(storage: Storage):
     """Each of its saves failed, and the error said to move such a run away."""
     claim(open_storage(f"{storage.url}/1"))
-    with pytest.raises(ConfigError, match=r"holds runs: 1/ is the storage of one\. Give this run a folder of its own"):
+    with pytest.raises(ConfigError, match=r"holds runs, such as 1/\. Give this run a folder of its own"):
         claim(storage)
 
 

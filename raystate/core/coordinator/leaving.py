@@ -366,7 +366,7 @@ class Leaving:
         if not late and not journal.publishing:
             return  # the last of them has just been given up, by the same deadline
         if self._group is not None and last is not None and self._is_durable(last):
-            self.context.log("warning", f"the run ends with step {last.step}: older ones are not durable after {waited_s:.1f} s")
+            self.context.log("warning", f"the run ends with step {last.step}: older steps are not durable after {waited_s:.1f} s")
             self.saves.give_up_rest(f"it was not durable {waited_s:.1f} s after the run's end had begun")
             self._close()
             return

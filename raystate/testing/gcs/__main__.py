@@ -24,7 +24,7 @@ def _arguments(given: list[str]) -> argparse.Namespace:
         prog="python -m raystate.testing.gcs",
         description="A strict local Google Cloud Storage server (JSON API) for tests, in memory, with faults on request.",
     )
-    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0: a free one, which is printed")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0: a free port, which it prints")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--bucket", action="append", default=[], metavar="NAME", help="a bucket to create; may be given again")
     parser.add_argument(
