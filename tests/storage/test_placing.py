@@ -223,7 +223,7 @@ def test_overwriting_takes_nothing_else_away(storage: Storage, other: str, says:
         pytest.skip("then nobody can tell it from an item")
     storage.create(f"one/{other}", b"precious")
     before = tree(storage)
-    with pytest.raises(StorageError, match=f"more than one: '{re.escape(other)}'"):
+    with pytest.raises(StorageError, match=f"here is more: '{re.escape(other)}'"):
         write(storage, "one", b"2", overwrite=True)
     assert tree(storage) == before
 
