@@ -51,7 +51,7 @@ def story(
 
     \b
     Examples:
-      raystate story gs://bucket/lm       the newest step, on the Coordinator's node
+      raystate story gs://bucket/lm   the newest step, on the Coordinator's node
       raystate story gs://bucket/lm 1200
       raystate story runs/lm 1200 --record /shared/records
     """
