@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.formats.errors import CorruptCheckpointError
+from raystate.core.formats.errors import CorruptCheckpointError, StorageError
 from raystate.core.formats.messages import Event, HostId, RestoreChoice, SaveId, Write
 from raystate.inspection import open_step
 from raystate.manager.restoring import Restoring, Wanted
@@ -131,3 +131,12 @@ def test_a_host_that_writes_tells_the_coordinator(loop: Any, fails: bool, monkey
     one.turn()
     said = [event for event in told if isinstance(event, Progress)]
     assert said == [Progress(of="a1k1", who="h", done_bytes=0, total_bytes=1000)] * 3
+
+
+def test_a_host_writes_nothing_where_the_runs_folder_was(loop: Any, tmp_path: Path):
+    """Its data lay in the way of the folder that was moved back, or below a mount point."""
+    (tmp_path / "run").rename(tmp_path / "moved")
+    order = Write(host=HostId("h"), save=SaveId("a1k1"), lineage="1.1.x", step=7, ranks=())
+    with pytest.raises(StorageError, match="the folder has been moved or removed, or is not mounted"):
+        loop[0]._write(order, ())
+    assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ from raystate.arena import HostArena, TrainerArena
 from raystate.core.formats.messages import HostId, Staged
 from raystate.runtime.host.loop import HostLoop
 from raystate.storage import open_storage
+from raystate.storage.names import GUARD, GUARD_TEXT
 
 NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 SIZES: dict[str, Any] = {"data_bytes": 8192, "table_bytes": 100}
@@ -24,7 +25,9 @@ def open_loop(root: Path, host: str = "h", *, cap_bytes: int = 1 << 40, **more: 
     arena = HostArena.open(
         root / f"raystate-0-{host}", run="r", storage="s", node_id=host, cap_bytes=cap_bytes, memory_threshold=None
     )
-    return HostLoop(arena=arena, storage=open_storage(root / "run"), host=HostId(host), incarnation=os.urandom(4).hex(), **more)
+    storage = open_storage(root / "run")
+    storage.create_or_same(GUARD, GUARD_TEXT)  # the run has begun
+    return HostLoop(arena=arena, storage=storage, host=HostId(host), incarnation=os.urandom(4).hex(), **more)
 
 
 def stage(path: Path, trainer: str = "t1", step: int = 1, rank: int = 0) -> str:

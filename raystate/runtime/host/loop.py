@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from raystate.arena import HostArena
-from raystate.core.formats.errors import error_from_name
+from raystate.core.formats.errors import StorageError, error_from_name
 from raystate.core.formats.host_messages import (
     Connected,
     Disconnected,
@@ -61,6 +61,7 @@ from raystate.runtime.host.writing import write_slots
 from raystate.runtime.link import Unreachable
 from raystate.runtime.parts import HostPart
 from raystate.storage import Storage
+from raystate.storage.names import GUARD
 from raystate.waits import LOOK_EVERY_S, PRUNE_EVERY_S, WORDS_EVERY_S
 
 logger = logging.getLogger("raystate.host")
@@ -346,6 +347,9 @@ class HostLoop:
         try:
             with self._lock:
                 slots = {address.rank: self._store.slot(address) for address in addresses}
+            if self._storage.is_directory and not self._storage.exists(GUARD):  # TensorStore would make the folder anew
+                text = f"{self._storage.url} is gone: the folder has been moved or removed, or is not mounted"
+                raise StorageError(text, operation="write", path=self._storage.url)
             return write_slots(self._storage, self._host, order, slots, self.arena.get_layout, self._share.began)
         finally:
             self._share.ended(order.save)
