@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -54,6 +55,7 @@ class Counted(Generic[T]):
         self._shared = shared
         self._items: Iterator[T] | None = None
         self._used: Iterator[T] | None = None  # that has given something out
+        self._ahead: list[T] = []  # taken from it, and not given out yet
         self._count = 0
         self._before = 0  # items of the epoch before, as far as this process has seen it
         self._epoch = 0
@@ -70,16 +72,26 @@ class Counted(Generic[T]):
         return self._epoch
 
     def __iter__(self) -> Iterator[T]:
+        if self._items is not None and self._items is self._used and not self._ahead:
+            # The last loop was left before it came to the end, as zip leaves all but its first: perhaps no item was left.
+            with contextlib.suppress(StopIteration):
+                self._ahead.append(self._next())
         self._at_end = False
         return self
 
     def __next__(self) -> T:
         if self._at_end:  # until the next loop
             raise StopIteration
+        item = self._ahead.pop() if self._ahead else self._next()
+        self._used = self._items
+        self._count += 1
+        return item
+
+    def _next(self) -> T:
         if self._items is None:
             self._items = self._at(self._count)
         try:
-            item = next(self._items)
+            return next(self._items)
         except StopIteration:
             if self._count == 0 < self._before:
                 raise ConfigError(
@@ -89,9 +101,9 @@ class Counted(Generic[T]):
                 ) from None
             self._items, self._count, self._before, self._epoch, self._at_end = None, 0, self._count, self._epoch + 1, True
             raise
-        self._used = self._items
-        self._count += 1
-        return item
+        except BaseException:  # a generator that has raised gives nothing more: the next item comes from a new iterator
+            self._items = None
+            raise
 
     def get_state(self) -> dict[str, int]:
         """The epoch, the count in it, and the number of processes that it holds for (0: any)."""
@@ -116,6 +128,7 @@ class Counted(Generic[T]):
                 saved_processes=before, processes=now,
             )  # fmt: skip
         self._items, self._count, self._before, self._epoch, self._at_end = None, count, 0, epoch, False
+        self._ahead = []
 
     def _at(self, count: int) -> Iterator[T]:
         made: Any = self._make()

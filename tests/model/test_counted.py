@@ -87,6 +87,39 @@ def test_a_loop_that_is_left_goes_on():
     assert (list(counted), counted.epoch) == ([1, 2], 1)
 
 
+def test_two_of_a_zip_begin_each_epoch_together():
+    """zip asks only the first for its end: the second gave an empty epoch next, and then pairs that were shifted."""
+    numbers, letters = raystate.Counted(lambda: iter(range(3))), raystate.Counted(lambda: iter("abc"))
+    pairs = [(0, "a"), (1, "b"), (2, "c")]
+    assert [[*zip(numbers, letters, strict=False)] for _ in range(3)] == [pairs] * 3
+    assert (numbers.epoch, letters.epoch, letters.count) == (3, 2, 3)
+    assert [*zip(letters, numbers, strict=False)] == [("a", 0), ("b", 1), ("c", 2)]
+
+
+def test_an_item_that_is_looked_at_is_not_counted_before_it_is_given():
+    batches = raystate.Counted(lambda: iter(range(5)))
+    assert [next(batches), next(batches)] == [0, 1]
+    rest = iter(iter(batches))
+    assert batches.get_state()["count"] == 2
+    assert [*rest] == [2, 3, 4]
+
+
+def test_a_generator_that_has_raised_is_made_anew():
+    """The next loop gave nothing, and an epoch was counted that had no end."""
+    fails = [True]
+
+    def reads() -> Iterator[int]:
+        yield from (1, 2)
+        if fails.pop() if fails else False:
+            raise OSError("the disk is away")
+        yield 3
+
+    batches = raystate.Counted(reads)
+    with pytest.raises(OSError, match="away"):
+        list(batches)
+    assert ([*batches], batches.epoch) == ([3], 1)
+
+
 def test_two_ranks_each_go_on_with_their_own_count():
     world = World(ranks=2, save_every_steps=100)
     got: dict[int, int] = {}
