@@ -95,7 +95,7 @@ def _puts(program: ClosedJaxpr) -> _Puts:
     for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True):
         if variable in used and isinstance(value, jax.Array) and value.committed:
             put[variable] = value.sharding
-    must_run = any(map(_is_spread, put.values()))  # jit would make a constant of it, whole
+    must_run = not all(sharding.is_fully_replicated for sharding in put.values())  # jit would make a constant of it, whole
     for step in program.jaxpr.eqns:
         match step.primitive.name:
             case "device_put":

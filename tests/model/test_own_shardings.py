@@ -38,6 +38,7 @@ HOST = NamedSharding(AUTO, P("x"), memory_kind="pinned_host")
 OTHER = jax.devices()[1]
 VALUES = np.arange(8, dtype=np.float32)
 LOADED = jax.device_put(VALUES, SPLIT)
+EXPLICITLY = jax.device_put(VALUES, NamedSharding(EXPLICIT, P("x")))
 
 
 def weights() -> dict[str, jax.Array]:
@@ -73,6 +74,7 @@ INITS: dict[str, tuple[Callable[[], Any], Mesh | None, bool]] = {
     "an optimizer of what was put": (lambda: trained(jax.device_put(weights(), SPLIT)), None, True),
     "made of what was put": (lambda: jax.tree.map(lambda x: x * 2, jax.device_put(weights(), SPLIT)), None, True),
     "closed over": (lambda: trained({"w": LOADED}), None, True),
+    "an optimizer of what is closed over, on an explicit mesh": (lambda: trained({"w": EXPLICITLY}), EXPLICIT, True),
     "made of what is closed over": (lambda: {"w": LOADED * 2}, None, True),
     "from a callback": (lambda: {"w": jax.make_array_from_callback((8,), SPLIT, lambda index: VALUES[index])}, None, True),
     "two devices": (lambda: [jax.device_put(jnp.ones(4), device) for device in jax.devices()[:2]], None, True),
