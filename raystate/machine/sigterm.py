@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -55,9 +56,10 @@ class Sigterm:
 
     @contextlib.contextmanager
     def instead_of(self, error: BaseException | None) -> Generator[BaseException | None, None, None]:
-        """Around an end by `error`. Ray, if it was waited for, has put an exit of its own in the place of what this raised: gives that one,
-        and raises it."""
-        stopped = self.raised if isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg") else None
+        """Around an end by `error`. Ray that is waited for puts an exit of its own in the place of what this raised, and asyncio
+        cancels its tasks: gives what this raised then, and raises it."""
+        is_rays = isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
+        stopped = self.raised if is_rays or isinstance(error, asyncio.CancelledError) else None
         self._ends = isinstance(stopped or error, Stopped)
         try:
             yield stopped or error

@@ -57,6 +57,7 @@ else:
     [
         ("with", 2, 143),
         ("in ray", 0, 143),
+        ("asyncio", 1, 143),
         pytest.param("bare", 1, 143, marks=pytest.mark.long),
         pytest.param("own", 1, 0, marks=pytest.mark.long),
     ],
