@@ -132,7 +132,7 @@ def test_a_run_saves_and_restores_a_checkpointable_with_its_step(ranks: int):
         manager.restore(TREE)
         for step in range(1, 4):
             words.words["step"] = step
-            promised = manager.save(step, TREE, {"words": words, "own": own})
+            promised = manager.save(step, TREE, items={"words": words, "own": own})
             words.words["step"] = -1  # after save: not of this step
             assert promised == (step == 2)
             manager.wait_until_finished()
@@ -156,7 +156,7 @@ def test_two_processes_that_write_one_file_differently_are_told():
     def script(rank: Rank) -> None:
         manager = rank.open("first")
         manager.restore(TREE)
-        manager.save(2, TREE, {"own": Writes(lambda folder: (folder / "same").write_text(str(rank.number)))})
+        manager.save(2, TREE, items={"own": Writes(lambda folder: (folder / "same").write_text(str(rank.number)))})
         with pytest.raises(ConfigError, match=r"ranks 0 and 1 wrote different bytes to its file 'same'.*process 0 alone"):
             manager.wait_until_finished()
 

@@ -75,5 +75,5 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
             keys = common_utils.shard_prng_key(jax.random.PRNGKey(step))
             state, loss = parallel_step(state, next(batches)[0][..., None], keys)
             one = jax_utils.unreplicate(state)
-            manager.save(step + 1, one, {"data": batches}, metrics={"loss": jax_utils.unreplicate(loss)})
+            manager.save(step + 1, one, items={"data": batches}, metrics={"loss": jax_utils.unreplicate(loss)})
             after_save(manager, step + 1, one)

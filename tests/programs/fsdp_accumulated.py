@@ -80,5 +80,5 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
         for step in range(restored.step, config["steps"]):
             batch = jax.device_put(next(data), NamedSharding(mesh, PartitionSpec("fsdp")))
             state, loss = train_step(state, batch)
-            manager.save(step + 1, state, {"data": data}, metrics={"loss": loss})
+            manager.save(step + 1, state, items={"data": data}, metrics={"loss": loss})
             after_save(manager, step + 1, state)

@@ -134,6 +134,6 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
             x, y = (jax.make_array_from_process_local_data(rows, part) for part in next(windows))
             loss = train_step(model, optimizer, x, y)
             state = nnx.state((model, optimizer))
-            manager.save(step + 1, state, {"data": windows}, metrics={"loss": loss})
+            manager.save(step + 1, state, items={"data": windows}, metrics={"loss": loss})
             after_save(manager, step + 1, state)
             ray.train.report({"loss": float(loss)})

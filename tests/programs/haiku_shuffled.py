@@ -87,5 +87,5 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
         now = restored.state
         for step in range(restored.step, config["steps"]):
             now, loss = train_step(now, *next(data))
-            manager.save(step + 1, now, {"data": data}, metrics={"loss": float(loss)})
+            manager.save(step + 1, now, items={"data": data}, metrics={"loss": float(loss)})
             after_save(manager, step + 1, now)

@@ -45,5 +45,5 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
         state = restored.state
         for step in range(restored.step, config["steps"]):
             state, loss = train_step(state, next(batches))
-            manager.save(step + 1, state, {"data": batches}, metrics={"loss": loss})
+            manager.save(step + 1, state, items={"data": batches}, metrics={"loss": loss})
             after_save(manager, step + 1, state)

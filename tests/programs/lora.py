@@ -73,5 +73,5 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
         nnx.update(optimizer, restored.state["optimizer"])
         for step in range(restored.step, config["steps"]):
             loss = train_step(model, optimizer, next(batches))
-            manager.save(step + 1, trained(), {"data": batches}, metrics={"loss": loss})
+            manager.save(step + 1, trained(), items={"data": batches}, metrics={"loss": loss})
             after_save(manager, step + 1, trained())

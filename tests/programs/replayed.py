@@ -84,5 +84,5 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
             if step % 4 == 3:
                 target = jax.tree.map(jnp.copy, params)
             state = (params, target, opt_state, jnp.asarray(place, jnp.int32))
-            manager.save(step + 1, state, {"generator": generator, "replay": replay}, metrics={"loss": loss})
+            manager.save(step + 1, state, items={"generator": generator, "replay": replay}, metrics={"loss": loss})
             after_save(manager, step + 1, (state, replay))

@@ -72,5 +72,5 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
         for step in range(restored.step, config["steps"]):
             batch = [jax.make_array_from_process_local_data(rows, part) for part in next(batches)]
             state, loss = train_step(state, batch)
-            manager.save(step + 1, state, {"data": batches}, metrics={"loss": loss})
+            manager.save(step + 1, state, items={"data": batches}, metrics={"loss": loss})
             after_save(manager, step + 1, state)
