@@ -143,7 +143,7 @@ class Restoring:
                                 f"storage, or after `raystate rm {url}`."
                             )
                 try:
-                    reply = self._settle(choice, wanted, restored, problem, mistaken=mistake is not None)
+                    reply = self._settle(choice, restored, problem, mistaken=mistake is not None)
                 except RaystateError:
                     if mistake is not None:
                         raise mistake from None  # it is why no rank restores the step
@@ -177,7 +177,7 @@ class Restoring:
         self._session.unfinished_restore = False
 
     def _settle(
-        self, choice: RestoreChoice, wanted: Wanted, restored: Restored | None, problem: RaystateError | None, *, mistaken: bool
+        self, choice: RestoreChoice, restored: Restored | None, problem: RaystateError | None, *, mistaken: bool
     ) -> RestoreChoice | RestoreSettled:
         session = self._session
         return self._ask(
@@ -193,9 +193,6 @@ class Restoring:
                 damaged=isinstance(problem, CorruptCheckpointError | StepNotFoundError),
                 tier=restored.tier if restored is not None else "init",
                 mistaken=mistaken,
-                want=wanted.step,
-                rollback=wanted.rollback,
-                word=session.number,
             ),
             timeout_s=session.config.restore_timeout_s,
         )

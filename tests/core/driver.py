@@ -216,9 +216,8 @@ class Driver:
             self.goes_on(choice)
 
     def try_of(self, choice: RestoreChoice, rank: int, **more: Any) -> RestoreTried:
-        number = self.numbers.get(rank, 0)
         said = {"step": choice.step, "begins": choice.begins, **more}
-        return RestoreTried(ask=self.ask(), lineage=self.lineage, rank=rank, word=number, **said)
+        return RestoreTried(ask=self.ask(), lineage=self.lineage, rank=rank, **said)
 
     def goes_on(self, choice: RestoreChoice) -> None:
         """All ranks have heard that the restore is settled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from raystate.core.formats.messages import (
     FlushReply,
     HostId,
     Invalidate,
-    RestoreAsked,
     RestoreChoice,
     RestoreSettled,
     RestoreTried,
@@ -301,50 +301,6 @@ def test_a_host_that_has_just_come_back_gets_time_to_report():
     assert driver.core.recovery.phase == "trying", "it has said what it holds, and the choice is made"
 
 
-@pytest.mark.parametrize("outcome", [False, True])
-def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
-    """Under a new Coordinator: of a group that a newer one has replaced, or for an outcome that another rank has had and gone on."""
-    driver = adopted(3)
-    if outcome:
-        driver.send(RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=1, step=3, begins="1.9.x", ok=True, word=1))
-        driver.lineage = "1.2.x"
-    else:
-        driver.send(RestoreAsked(ask=Ask("late"), lineage="1.1.x", rank=1))
-        driver.lineage = "1.2.y"
-    assert driver.replies(Failure) == []
-    driver.ask_restore(0)
-    [failure] = driver.replies(Failure)
-    assert failure.error == "StaleAttemptError"
-    driver.report_both()
-    driver.word(0, 3)
-    driver.ask_restore(1)
-    assert [choice.step for choice in driver.replies(RestoreChoice)] == [3, 3]
-
-
-def test_an_earlier_attempts_choice_of_the_newest_that_is_gone_is_chosen_anew():
-    driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a",))
-    driver.world, driver.lineage, driver.host_of = 1, "1.1.x", {0: "a"}
-    driver.word(0, -1)
-    driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=0, step=7, begins="1.9.x", ok=True, word=1))
-    assert driver.replies(RestoreChoice)[-1].step == 5
-
-
-def test_a_rank_that_asks_anew_beside_one_that_waits_for_an_earlier_outcome_makes_no_mistake_of_the_script():
-    driver = adopted(3, 5)
-    driver.say(-1)
-    driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=0, step=3, want=3, begins="1.9.x", ok=True, word=1))
-    driver.ask_restore(1)
-    assert {one.error for one in driver.replies(Failure)} == {"StaleAttemptError"}
-
-
-def test_a_restore_begun_under_an_earlier_attempt_goes_on():
-    driver = adopted(3, 5)
-    driver.say(3)
-    for rank in range(2):
-        driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=rank, step=3, begins="1.9.x", ok=True))
-    assert driver.replies(RestoreChoice)[-1].step == 3
-
-
 def test_a_late_word_of_the_restore_before_does_not_choose_for_the_next():
     """Schedule 9199: a new Coordinator took a doubled RestoreTried of step 3 for the outcome of the restore that was asked now."""
     driver = adopted(3)
@@ -363,7 +319,7 @@ def test_a_late_word_of_a_restore_that_is_over_begins_none():
     driver = Driver(dead=(1,), hosts=("a",))
     driver.world, driver.lineage, driver.host_of = 1, "1.1.x", {0: "a"}
     driver.word(0, 3)
-    tried = RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=0, step=3, begins="1.9.x", ok=True, word=driver.numbers[0])
+    tried = RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=0, step=3, begins="1.9.x", ok=True)
     driver.hold(0, 4)
     driver.send(tried)
     assert driver.replies(Failure)[-1].error == "StaleAttemptError"
@@ -459,22 +415,6 @@ def test_what_becomes_complete_after_the_choice_is_not_called_stable():
     assert driver.core.snapshots.stable == -1
 
 
-def test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one():
-    """Schedule 6202: the step had the same number, and the rank began the lineage that the earlier attempt had named."""
-    driver = running()
-    driver.stage(3)
-    driver.join(AB, "h")
-    driver.ask_all()
-    choice = driver.replies(RestoreChoice)[-1]
-    driver.send(driver.try_of(choice, 0, ok=True))
-    other = driver.try_of(choice, 1, ok=True, begins="1.9.h0")
-    driver.send(other)
-    assert Answer(ask=other.ask, reply=choice) in driver.out
-    assert not driver.replies(RestoreSettled)
-    driver.send(driver.try_of(choice, 1, ok=True))
-    assert len(driver.replies(RestoreSettled)) == 2
-
-
 def test_a_rank_that_says_again_how_its_restore_went_waits_on():
     """The model's seed 507: its own time-out went off, since all processes had stood still, and it asked once more."""
     driver = running()
@@ -489,17 +429,30 @@ def test_a_rank_that_says_again_how_its_restore_went_waits_on():
     assert not driver.replies(Failure)
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_rank_that_asks_for_another_restore_does_not_get_the_answer_of_this_one(resumed: bool):
+def test_a_coordinator_that_dies_during_a_restore_costs_a_start():
+    """What the dead one has told the other ranks is not known: they may have their outcome, and train."""
+    driver = adopted(3, 5)
+    driver.say(-1)
+    tried = RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=0, step=5, begins="1.9.x", ok=True)
+    driver.send(tried)
+    [failure] = driver.replies(Failure)
+    assert (failure.error, failure.details["replaced"]) == ("StaleAttemptError", True)
+    assert "its Coordinator has died during it" in failure.message
+    driver.ask_all()  # nothing of it is left
+    choice = driver.replies(RestoreChoice)[-1]
+    assert choice.step == 5
+    driver.send(replace(tried, ask=driver.ask()))
+    assert len(driver.replies(Failure)) == 2, "the same step in another lineage"
+    driver.tried(choice)
+    assert [one.step for one in driver.replies(RestoreSettled)] == [5, 5]
+
+
+def test_a_rank_that_asks_for_another_restore_does_not_get_the_answer_of_this_one():
     """It had its outcome from an earlier attempt, and has gone on."""
     driver = adopted(3, 5)
     driver.say(5)
     for rank in range(2):
-        if resumed:
-            number = driver.numbers[rank]
-            driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=rank, step=5, begins="1.9.x", ok=True, word=number))
-        else:
-            driver.ask_restore(rank)
+        driver.ask_restore(rank)
     assert driver.replies(RestoreChoice)[-1].step == 5
     driver.out.clear()
     driver.numbers[1] += 1

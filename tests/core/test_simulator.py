@@ -32,7 +32,7 @@ KNOWN = {
     "stop step overtaken": 92,
     "mixed lineages chosen": 283,
     "host rejoins without discarding": 236,
-    "late retire deletes a step saved again": 3725,
+    "late retire deletes a step saved again": 12309,
 }
 
 

@@ -321,6 +321,8 @@ class Sequence:
                 if self.impatient and not self.calm and isinstance(error, BarrierTimeoutError) and error.phase == "save":
                     # One rank alone waited for storage, which stood still, for longer than the others wait for it.
                     raise Ended(str(error)) from error
+                if isinstance(error, StaleAttemptError) and "Coordinator has died during it" in str(error) and not self.calm:
+                    raise Ended(str(error)) from error
                 if self.hung is not None and isinstance(error, BarrierTimeoutError):
                     if f"rank {self.hung}" not in str(error):
                         raise Violation(f"rank {self.hung} hangs, and rank {rank.number} is told: {error}") from error

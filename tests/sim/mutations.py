@@ -105,10 +105,10 @@ def _slot_reused_early() -> Any:
     """A slot is free as soon as its host holds something newer, stable or not."""
     real = slots.why_free
 
-    def why_free(snapshot: SnapshotId, advice: Any) -> str | None:
-        if advice.lineage == snapshot.lineage and snapshot not in advice.keep and snapshot.step <= advice.stable[0] + 1:
+    def why_free(snapshot: SnapshotId, advice: Any, **more: Any) -> str | None:
+        if advice.lineage == snapshot.lineage and snapshot not in advice.keep and snapshot.step <= advice.stable + 1:
             return "planted"
-        return real(snapshot, advice)
+        return real(snapshot, advice, **more)
 
     return planted((slots, "why_free", why_free))
 

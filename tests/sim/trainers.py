@@ -226,7 +226,7 @@ class TrainerProc(Proc):
             else:  # another one owns the run now, and may have retired it
                 ok, error = False, f"step {choice.step} is not there"
         self.group.restored[self.rank] = (choice.tier, choice.step, saved)
-        step, begins, number, lineage = choice.step, choice.begins, self.number, machine.lineage
+        step, begins, lineage = choice.step, choice.begins, machine.lineage
         self.call(
             lambda ask: RestoreTried(
                 ask=ask,
@@ -236,9 +236,6 @@ class TrainerProc(Proc):
                 begins=begins,
                 ok=ok,
                 error=error,
-                want=self.want,
-                rollback=self.rollback,
-                word=number,
             )
         )
 

@@ -23,7 +23,6 @@ from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.coordinator.withdrawals import Withdrawals
 from raystate.core.formats.errors import InvalidTransitionError
 from raystate.core.formats.events import RestoreAsked, RestoreTried
-from raystate.core.formats.names import lineage_order
 from raystate.core.formats.replies import TIERS, RestoreChoice, RestoreSettled
 
 Phase = Literal["idle", "asking", "looking", "retiring", "discarding", "trying"]
@@ -78,14 +77,10 @@ class Restores:
         assert group is not None
         if not self._is_for(group) or self.phase == "idle":
             self._begin(group)
-        elif self.phase == "asking" and self._asks.is_older(event.lineage):
-            # A late message told of the restore before this one: its outcome doesn't count here.
-            # (test_recovery.test_a_restore_that_another_one_overtakes_is_answered)
-            self._begin(group)
         elif self.phase != "asking" and self._asks.differs(event):
-            why = self._has_gone_on([event.rank])
-            self.context.fail([event.ask], *why)
-            self._fail(*why)
+            why = f"{self.joins.where([event.rank])} had its outcome from an earlier attempt and has gone on"
+            self.context.fail([event.ask], "StaleAttemptError", why, replaced=True)
+            self._fail("StaleAttemptError", why, replaced=True)
             return
         elif self.phase == "trying" and event.ask not in self._asks.everybody():
             # The rank never got the choice, or has begun anew: it gets the same one.
@@ -98,43 +93,16 @@ class Restores:
         """A rank tells how its restore went, and waits for the outcome."""
         if not self.joins.check(event.ask, event.lineage, event.rank, restoring=True):
             return
-        choice, group = self._choice, self.joins.group
-        assert group is not None
-        asking = self._is_for(group) and self.phase == "asking"
-        over = lineage_order(event.lineage) < group.order or (asking and self._asks.is_over(event.lineage))
-        if group.adopted and not over and (asking or self.phase == "idle" or not self._is_for(group)):
-            # An earlier attempt made the choice, and its ranks have tried it: choose once more, the same step if it is good.
-            if not asking:
-                self._begin(group)
-            self._asks.resume(event)
-            return
+        choice, group = self.trying, self.joins.group
         if self.phase in ("retiring", "discarding") and event.ask in self._asks.everybody():
             # Said once more, by a rank that has waited long: it waits for the outcome still.
             # (test_recovery.test_a_rank_that_says_again_how_its_restore_went_waits_on)
             return
-        if self.phase != "trying" or choice is None or not self._is_for(group):
-            self.context.fail(
-                [event.ask],
-                "StaleAttemptError",
-                f"rank {event.rank} reports a restore of step {event.step}, but none is under way",
-                rank=event.rank,
-                step=event.step,
-            )
-            return
-        if event.begins != choice.begins and event.lineage == self._asks.lineage(event.rank):
-            # An earlier attempt has answered the rank: perhaps with another past and lineage.
-            # (test_recovery.test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one)
-            self.context.answer(event.ask, choice)
-            return
-        if event.step != choice.step or event.lineage != self._asks.lineage(event.rank):
-            self.context.fail(
-                [event.ask],
-                "StaleAttemptError",
-                f"rank {event.rank} has tried step {event.step}, but the choice is step {choice.step}",
-                rank=event.rank,
-                expected=choice.step,
-                got=event.step,
-            )
+        is_asked = choice is not None and (event.begins, event.step) == (choice.begins, choice.step)
+        if not is_asked or group is None or not self._is_for(group):
+            # Perhaps the choice of an earlier attempt, which has died: nobody knows what the other ranks have of it.
+            text = f"rank {event.rank} has tried step {event.step}, and that restore is over, or its Coordinator has died during it"
+            self.context.fail([event.ask], "StaleAttemptError", text, rank=event.rank, step=event.step, replaced=True)
             return
         self._asks.add(event.rank, event.ask)
         self._tried[event.rank] = event
@@ -190,7 +158,7 @@ class Restores:
         if self.phase == "retiring" and not self.withdrawals.under_way:
             self._retired()
         if self.phase == "looking" and not self._waiting_for(group):
-            self._choose(group)
+            self._choose()
         if self.phase == "trying" and len(self._tried) == group.world:
             self._judge()
         if self.phase == "discarding" and self.memory.first_undone() is None:
@@ -199,10 +167,9 @@ class Restores:
     def _all_asked(self) -> None:
         differences = self._asks.differences()
         if differences:
-            anew = self._asks.asked_anew()
-            self._fail(*self._has_gone_on(anew) if anew else ("ConfigError", f"the ranks ask for different steps: {differences}"))
+            self._fail("ConfigError", f"the ranks ask for different steps: {differences}")
             return
-        self._want, self._rollback = self._asks.wanted()
+        self._want, self._rollback = self._asks.wanted
         self._enter("looking")
         self._fresh_reports.begin()
 
@@ -221,14 +188,8 @@ class Restores:
 
     # ---------------------------------------------------------------- the choice
 
-    def _choose(self, group: Group) -> None:
-        gone_on = self._asks.gone_on(group)
-        if gone_on:
-            self._fail(*self._has_gone_on(gone_on))
-            return
+    def _choose(self) -> None:
         want, stored, damaged = self._want, self._restorable.stored(), self._restorable.damaged
-        if want not in (self._asks.named[0], *stored) and self._restorable.in_memory(want) is None:
-            want = self._want = None  # the newest was asked for; an earlier attempt's choice of it is gone
         snap = self._restorable.in_memory(want)
         if want is not None:
             if snap is None and want not in stored:
@@ -251,9 +212,6 @@ class Restores:
         if choice.tier == "storage":
             self.saves.protect(choice.step)
         self._announce(choice)
-
-    def _has_gone_on(self, ranks: list[int]) -> tuple[str, str]:
-        return "StaleAttemptError", f"{self.joins.where(ranks)} had its outcome from an earlier attempt and has gone on"
 
     def _announce(self, choice: RestoreChoice) -> None:
         self._choice = choice

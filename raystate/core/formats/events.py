@@ -87,8 +87,6 @@ class RestoreTried(OfRank):
         lineage: the one that the rank has asked from, which goes on until the restore is settled.
         mistaken: the step is fine, but the rank's reference does not fit it. The rank raises that,
             and no rank restores the step.
-        want, rollback: what the rank had asked for, for a Coordinator that did not hear it ask.
-        word: once the restore is settled the rank writes the next one.
     """
 
     step: int
@@ -98,8 +96,6 @@ class RestoreTried(OfRank):
     damaged: bool = True  # not ok: the bytes are bad (another copy or step is used); False: they could not be reached
     tier: str = ""  # where this rank got its pieces: "memory", "peer", "storage", "source" or "init"
     mistaken: bool = False
-    want: int | None = None
-    rollback: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
