@@ -55,12 +55,12 @@ def check(calm: list[dict[str, str]], killed: End, *, deaths: int = len(DIES_AFT
 
     Args:
         deaths: how often it was killed.
-        stopped: SIGTERM came last. It loses no step.
+        stopped: SIGTERM came last. It loses no step, but of several ranks perhaps the one whose copies were not all made.
     """
     ((first, *later),) = {tuple(begun) for begun in killed.begun}
     assert first == 0
     if stopped:
-        assert later.pop() == STOPPED_AFTER
+        assert STOPPED_AFTER - (len(calm) > 1) <= later.pop() <= STOPPED_AFTER
     assert [0 < begun <= died for begun, died in zip(later, DIES_AFTER[:deaths], strict=True)] == [True] * deaths
     assert later == sorted(set(later))
     assert killed.digests == calm
