@@ -8,6 +8,11 @@ import threading
 WORK_NICENESS = 10  # more than the process's own
 
 
+def niceness() -> int:
+    """This process's own: 0 is ordinary, 19 the last to run."""
+    return os.getpriority(os.PRIO_PROCESS, os.getpid())
+
+
 def give_way() -> None:
     """Lower the priority of the calling thread, and of those it starts: writing a step must not take processor time from training.
 
@@ -16,5 +21,4 @@ def give_way() -> None:
     too, so nothing is done.
     """
     if os.uname().sysname == "Linux":
-        lowest = os.getpriority(os.PRIO_PROCESS, os.getpid()) + WORK_NICENESS
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, lowest))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, niceness() + WORK_NICENESS))

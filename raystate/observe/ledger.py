@@ -18,6 +18,7 @@ from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Event, Intent, RestoreSettled, TrainerExited, group_of
 from raystate.core.formats.texts import counted
+from raystate.machine.priority import WORK_NICENESS, niceness
 from raystate.machine.threads import map_in_threads
 from raystate.observe.ends import End, Ends, Told, cause_of
 from raystate.storage import Storage
@@ -27,6 +28,8 @@ logger = logging.getLogger("raystate.coordinator")
 
 EVENTS = ".raystate/events"
 REMEMBERED_GROUPS = 8  # older ones are no news any more
+MANY_REPEATED = 5  # steps; of one restart
+OF_A_NICE_RAY = "this Ray runs its workers at niceness {}; start it with RAY_worker_niceness=0"
 _READERS = 16  # objects at a time
 _SAVE = "save-"  # in the names of what is noted of saves
 _TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool}
@@ -230,6 +233,8 @@ class Ledger:
                 recovery.cause or "started again", recovery.step, recovery.tier, counted(recovery.steps_repeated, "step"),
                 recovery.seconds,
             )  # fmt: skip
+            if recovery.steps_repeated >= MANY_REPEATED and niceness() >= WORK_NICENESS:
+                logger.info("steps are repeated where other programs fill the cores: %s", OF_A_NICE_RAY.format(niceness()))
         else:
             logger.info("%s; the next group ended before a new step, after %.1f s", recovery.cause, recovery.seconds)
         self._note("recovery", f"{len(self.recoveries):04d}", recovery)

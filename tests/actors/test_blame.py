@@ -16,6 +16,7 @@ import pytest
 import raystate
 from raystate.actors.blame import check_sendable, pickles_anywhere, raised, unpacked
 from raystate.core.formats.messages import HostId, RestoreChoice, RestoreTried, TrainerExited
+from raystate.observe import ledger as ledger_module
 from raystate.observe.ends import End, Ends, cause_of, first_to_fail, is_collateral
 from raystate.observe.ledger import REMEMBERED_GROUPS, Ledger, read_ledger
 from raystate.storage.objects import ObjectStorage
@@ -346,6 +347,22 @@ def test_a_restart_with_nothing_left_to_do_is_known_when_all_have_closed() -> No
     groups.leave(last, ranks=[1])
     assert groups.told() == [("g2", "the process of rank 0 died", 3.0, 0, True)]
     assert [(one.step, one.tier) for one in groups.ledger.recoveries] == [(5, "memory")]
+
+
+@pytest.mark.parametrize(("nice", "says"), [(15, True), (0, False)])
+def test_many_steps_that_are_repeated_on_a_ray_of_low_priority_are_explained(
+    nice: int, says: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ledger_module, "niceness", lambda: nice)
+    groups = trained("r11")
+    groups.steps(12, 9.5)
+    groups.end(1, 10.0)
+    groups.end(0, 10.5)
+    with caplog.at_level("INFO", "raystate"):
+        groups.starts(2, 12.0, restored_s=13.0)
+        groups.steps(6, 15.0)
+    assert groups.told() == [("g2", "the process of rank 0 died", 5.0, 7, True)]
+    assert any("RAY_worker_niceness=0" in line for line in caplog.messages) == says
 
 
 def test_a_restart_that_is_interrupted_before_a_new_step() -> None:
