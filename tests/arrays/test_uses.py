@@ -338,7 +338,7 @@ def test_wrong_transforms_are_named_and_nothing_is_read(saved: Saved):
     assert "can't be filled in" in refused({"a": r"\2"})
     assert "a function or a mapping of new path to old path, not a list" in refused(["a"])
     assert not saved.source.requests
-    with pytest.raises(ConfigError, match="says what the leaves of a reference come from"):
+    with pytest.raises(ConfigError, match="needs a reference, whose leaves it makes"):
         saved.restore(None, transforms={})
 
 

@@ -104,8 +104,8 @@ def test_a_durable_step(counts: Counter[str]):
     }
     # Five of the step's own small files, its package, the log's entry, the ledger's; markers and small files are read back. The log's
     # entry before this one is looked at, and the package, so that nothing is written into the place of a folder that is away; the
-    # newest entry before and after a removal, for the same reason.
-    objects = {"create": 8, "kvstore": RANKS, "checksum": 4, "read": 8, "exists": 1, "delete": 1}
+    # newest entry before and after a removal, for the same reason; and each host looks whether a directory is there.
+    objects = {"create": 8, "kvstore": RANKS, "checksum": 4, "read": 8, "exists": 1 + RANKS, "delete": 1}
     # Of a directory: what is there is listed and set right before the step is moved to its place.
     folders = {"list": 6 + 2 * RANKS + 1, "sweep": 1, "fsync_tree": 1, "rename_tree": 2, "delete_tree": 1}
     check(found, steps, messages | {f"storage {name}": number for name, number in (objects | folders).items()})

@@ -75,7 +75,7 @@ def test_a_reader_of_what_is_replaced_again_and_again_says_so(replaced: Callable
     rests: list[float] = []
     monkeypatch.setattr(places, "MOST_READS", 3)
     monkeypatch.setattr(places.time, "sleep", rests.append)
-    with pytest.raises(raystate.StorageError, match=r"replaced while it was read.*in 3 tries"):
+    with pytest.raises(raystate.StorageError, match=r"replaced while it was read.*in each of 3 tries"):
         raystate.load(replaced(1000))
     assert rests == [places.AGAIN_S] * 2, "it does not race with whoever writes"
 
