@@ -16,7 +16,7 @@ from raystate.machine.own_time import own_time
 from raystate.waits import AGAIN_S
 
 NAMESPACE = "raystate"
-PROTOCOL = 26  # of the messages between trainers, HostActors and Coordinator
+PROTOCOL = 27  # of the messages between trainers, HostActors and Coordinator
 
 
 def coordinator_name(run_hash: str) -> str:

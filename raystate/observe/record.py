@@ -31,7 +31,7 @@ from raystate.waits import AGAIN_S
 
 logger = logging.getLogger("raystate.coordinator")
 
-FORMAT = 10
+FORMAT = 11
 PART_BYTES = 2 << 20  # of a file before it is compressed, to about a tenth
 TOTAL_BYTES = 6 << 20  # of all files of a run, on one node
 MOST_WAITING = 20_000  # records that wait to be written; more are left out

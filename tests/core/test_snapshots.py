@@ -7,6 +7,7 @@ import dataclasses
 from raystate.core.formats.messages import (
     Advise,
 )
+from raystate.core.host.slots import why_reusable
 from tests.core.driver import Driver, running
 
 
@@ -83,3 +84,17 @@ def test_advice_that_was_lost_is_given_again():
     assert driver.take(Advise) == []
     driver.report("a")
     assert [one.host for one in driver.take(Advise)] == ["a"]
+
+
+def test_a_promised_piece_of_a_skipped_step_is_kept_until_no_rank_can_get_the_step_by_force():
+    """The simulator's seed 484: it was kept for ever, all slots were such pieces, and no rank came any further."""
+    driver = running()
+    driver.hold(0, 2)
+    driver.word(1, 2)
+    assert (driver.advice().dead, driver.advice().lost) == ((2,), ())
+    driver.staged["a"].clear()
+    driver.hold(0, 2, promised=True)
+    mine = driver.staged["a"][0]
+    assert driver.advice().lost == () and why_reusable(mine, driver.advice()) is None
+    driver.word(1, 3)
+    assert driver.advice().lost == (2,) and why_reusable(mine, driver.advice()) is not None

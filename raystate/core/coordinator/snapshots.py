@@ -40,6 +40,7 @@ class Snapshots:
         self.copying = Copying(context, memory, joins)
         self.stable = -1  # in the present lineage
         self.dead: set[int] = set()
+        self.lost: set[int] = set()  # of these
         self.interval = self._longest = 1
         self.proposal: Proposal | None = None
         self.failure: Failure | None = None
@@ -155,7 +156,7 @@ class Snapshots:
             return
         self._lineage = group.lineage
         self.stable = -1
-        self.dead = set()
+        self.dead, self.lost = set(), set()
         self.interval = self._longest = 1
         self._mark = -1
         self._calm = CALM_SNAPSHOTS
@@ -185,7 +186,7 @@ class Snapshots:
         self.stable = step
         group.decide()
         if self.dead:
-            self.dead = {one for one in self.dead if one > step}
+            self.dead, self.lost = ({one for one in steps if one > step} for steps in (self.dead, self.lost))
         self._calm += 1
         if self._calm >= CALM_SNAPSHOTS and self.interval > 1:
             self._set_interval(self.interval // 2, f"{self._calm} snapshots without a skip")
@@ -201,7 +202,8 @@ class Snapshots:
         group = self.joins.group
         assert group is not None
         for key, snap in self.memory.snaps.items():
-            if key.lineage != group.lineage or key.step <= self.stable or key.step in self.dead or snap.complete:
+            known = self.lost if snap.promised_by_some else self.dead
+            if key.lineage != group.lineage or key.step <= self.stable or key.step in known or snap.complete:
                 continue
             for other in self.memory.views if key in new else (view,):
                 rank = snap.skipper(other)
@@ -212,16 +214,16 @@ class Snapshots:
     def _dead(self, key: SnapshotId, rank: int, view: HostView) -> None:
         group = self.joins.group
         assert group is not None
-        step = key.step
+        step, is_new, snap = key.step, key.step not in self.dead, self.memory.snaps.get(key)
         self.dead.add(step)
         why = f"rank {rank} (host {view.host}) skipped step {step}"
         self.context.log("debug", why, step=step)
-        snap = self.memory.snaps.get(key)
         if snap is not None and snap.promised_by_some:
+            self.lost.add(step)
             # An earlier Coordinator may have seen that it had one, which made room. (test_ending.test_nobody_knows_why_a_copy_is_gone)
             self.saves.lost(key, f"rank {rank} (host {view.host}) has no copy of it, and newer steps came")
         unit = self.interval * max(1, self.context.settings.snapshot_every_steps)
-        if step <= self._mark or step % unit:
+        if not is_new or step <= self._mark or step % unit:
             return
         if self._calm >= TOLERATED_EVERY:  # one hiccup must not halve the rate of snapshots
             self._calm = 0
@@ -296,6 +298,7 @@ class Snapshots:
             decided=decided,
             stable=self.stable,
             dead=tuple(sorted(self.dead)),
+            lost=tuple(sorted(self.lost)),
             keep=self.keep(),
             interval=self.interval,
             proposal=self.proposal,

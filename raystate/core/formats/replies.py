@@ -133,7 +133,7 @@ class Advice(Stamped):
     """What a HostActor may reuse and what it tells its trainers. Ordered by (attempt, seq): an older one is ignored.
 
     Reuse rule: a slot with snapshot (l, s) is free iff that is not in `keep` and (l is older than lineage, and that is decided,
-    or s < stable, or s is in dead and was not promised).
+    or s < stable, or s is in dead; if it was promised, in lost).
     """
 
     lineage: str  # the current one; "" before the first join
@@ -141,7 +141,8 @@ class Advice(Stamped):
     # snapshot of an older lineage that it has not reported.
     decided: bool = False
     stable: int = -1
-    dead: tuple[int, ...] = ()
+    dead: tuple[int, ...] = ()  # steps that a rank has skipped
+    lost: tuple[int, ...] = ()  # those of them that no rank can get by force any more: it is past them
     keep: tuple[SnapshotId, ...] = ()  # what a recovery may need, queued and running durable saves
     interval: int = 1
     proposal: Proposal | None = None

@@ -23,7 +23,7 @@ def why_free(snapshot: SnapshotId, advice: Advice, *, promised: bool = False) ->
             return None
         return f"lineage {lineage} has been replaced by {advice.lineage}"
     # A host that has skipped a step may still get it by force, and then the promised pieces of the others count.
-    if snapshot.step in advice.dead and not promised:
+    if snapshot.step in (advice.lost if promised else advice.dead):
         return f"step {snapshot.step} was skipped by another host"
     if snapshot.step < advice.stable:
         return f"step {advice.stable} is stable"
