@@ -119,12 +119,12 @@ class Snap:
         return len(self._locals) > 1
 
     def skipper(self, view: HostView) -> int | None:
-        """A rank on this host that has no piece of it and won't have one: past it, and not staging it. If others have promised it, a
-        rank at that very step may still be about to."""
+        """A rank on this host whose piece no host has and that won't have one: past it, and not staging it. If others have promised it,
+        a rank at that very step may still be about to."""
         first = self.step + (1 if self.promised_by_some else 0)
         for one in view.trainers:
             is_past = one.lineage == self.lineage and one.newest_step >= first and self.step not in one.pending
-            if is_past and view.host not in self.pieces.get(one.rank, {}):
+            if is_past and one.rank not in self.pieces:
                 return one.rank
         return None
 

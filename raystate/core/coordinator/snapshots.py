@@ -201,6 +201,8 @@ class Snapshots:
         """
         group = self.joins.group
         assert group is not None
+        if self.memory.gathering:  # another host may have the copy
+            return
         for key, snap in self.memory.snaps.items():
             known = self.lost if snap.promised_by_some else self.dead
             if key.lineage != group.lineage or key.step <= self.stable or key.step in known or snap.complete:
