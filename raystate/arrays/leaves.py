@@ -79,6 +79,14 @@ def same_kind(python: type, dtype: np.dtype) -> bool:
     return jax.numpy.issubdtype(dtype, np.floating)
 
 
+def is_exact(number: object, dtype: np.dtype) -> bool:
+    """Whether a number is a whole Python one that this dtype of floats has."""
+    if type(number) is not int or not jax.numpy.issubdtype(dtype, np.floating) or abs(number) > 2**64:
+        return False
+    with np.errstate(over="ignore"):
+        return float(np.asarray(number, np.float64).astype(dtype)) == number
+
+
 def shape_and_dtype(value: Any, shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], Any]:
     """Of an array or an abstract one; `shape` and `dtype` where it says nothing of them, as Orbax's may.
 

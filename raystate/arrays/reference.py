@@ -16,6 +16,7 @@ from raystate.arrays.holders_of_arrays import uncollected
 from raystate.arrays.leaves import (
     asked_by_restore_args,
     is_abstract,
+    is_exact,
     is_foreign,
     is_key,
     is_restore_args,
@@ -246,7 +247,8 @@ class _Matcher:
                 return Plain(value=have)
             raise DifferenceError(f"expected {kind(value)}, the checkpoint has {kind(have)}")
         if (python := python_type(value)) is not None:
-            if type(have) is not python and not self.cast:
+            fits = type(have) is python or (python is float and is_exact(have, np.dtype(float)))
+            if not fits and not self.cast:
                 text = f"expected {kind(value)}, the checkpoint has {kind(have)} {have!r}"
                 raise DifferenceError(text, way_to_cast(type(have), python))
             return Plain(value=number_as(have, python))
@@ -255,8 +257,8 @@ class _Matcher:
             raise DifferenceError(f"expected shape {shape}, the checkpoint has {kind(have)} {have!r}", _SHAPES)
         if is_key(dtype):
             raise DifferenceError(f"expected PRNG keys, the checkpoint has {kind(have)} {have!r}")
-        # A Python number has no width: it fits every dtype of its kind.
-        if not same_kind(type(have), dtype) and not self.cast:
+        # A Python number has no width: it fits every dtype of its kind; a whole one also floats, as the 0 at a schedule's end.
+        if not (same_kind(type(have), dtype) or is_exact(have, dtype)) and not self.cast:
             text = f"expected dtype {dtype.name}, the checkpoint has {kind(have)} {have!r}"
             raise DifferenceError(text, way_to_cast(type(have), dtype))
         if is_foreign(value) and getattr(value, "sharding", ...) is None:  # Orbax v0's of a Python number

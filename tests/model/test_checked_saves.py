@@ -6,6 +6,7 @@ import contextlib
 import logging
 import tracemalloc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -341,3 +342,14 @@ def test_a_python_number_that_outgrows_its_dtype_is_told_when_it_does(mode: Any,
             assert "tokens: 4000000003 can't be held by int32" in told
 
     run(body, save_every_steps=1, check_saves=mode)
+
+
+@pytest.mark.parametrize("reference", [np.float32(0), np.zeros((), np.float16), 0.5, jnp.float32(0)], ids=repr)
+def test_a_whole_number_at_a_schedules_end_is_a_float(tmp_path: Path, reference: Any):
+    """`max(0, 0.3 - 0.15 * step)` was refused at the step where it is the int 0."""
+    raystate.save(tmp_path / "one", {"rate": 0})
+    assert float(raystate.load(tmp_path / "one", {"rate": reference})["rate"]) == 0.0
+    raystate.save(tmp_path / "large", {"rate": 2**24 + 1})
+    if not isinstance(reference, float):
+        with pytest.raises(raystate.ReferenceMismatchError, match="Python int"):
+            raystate.load(tmp_path / "large", {"rate": reference})
