@@ -13,8 +13,7 @@ DARK = {
 }  # fmt: skip
 # docs/performance.md has them: seconds to the next new step and steps repeated, of raystate and of JaxTrainer with Orbax.
 RECOVERIES = {
-    "a small model": ((0.93, "none"), (15.5, "10")),
-    "a language model": ((2.3, "1"), (24.3, "10")),
+    "a small model": ((0.67, "none"), (12.8, "10")),
 }
 WIDTH, LEFT, PER_SECOND = 720, 24, 17.5
 
