@@ -15,7 +15,7 @@ DARK = {
 RECOVERIES = {
     "a small model": ((0.67, "none"), (12.8, "10")),
 }
-WIDTH, LEFT, PER_SECOND = 720, 24, 17.5
+WIDTH, LEFT, PER_SECOND = 720, 24, 30
 
 
 def bars() -> str:
