@@ -16,7 +16,7 @@ from rich.text import Text
 
 from raystate.actors.ray_discovery import ray_folder
 from raystate.cli.console import JsonOption, StorageArgument, out, print_json, when
-from raystate.core.formats.errors import ConfigError, StepNotFoundError
+from raystate.core.formats.errors import ConfigError, RaystateError, StepNotFoundError
 from raystate.observe.record import AttemptRecord, read_record, run_folders
 from raystate.observe.story import Decision, Moment, Story, known_steps, tell
 from raystate.storage import canonical_url
@@ -68,14 +68,17 @@ def story(
 
 def _record(url: str, folder: Path | None, run: str | None) -> tuple[Path, list[AttemptRecord]]:
     root = folder if folder is not None else ray_folder() / "session_latest" / "logs" / "raystate"
-    there = _records([root])
+    unread: list[RaystateError] = []  # perhaps of other runs, which another version has written
+    there = _records([root], unread)
     found = _of(there, url, run)
     if not found and folder is None:
-        there |= _records([logs / "raystate" for logs in logs_of_raylets()])
+        there |= _records([logs / "raystate" for logs in logs_of_raylets()], [])
         found = _of(there, url, run)
     if len(found) == 1:
         ((path, attempts),) = found.items()
         return path, attempts
+    if unread and not found:
+        raise unread[0]
     what = f"run {run!r} in {url}" if run is not None else url
     if found:
         raise ConfigError(f"there are several records of {what}; name one by --run or --record:{_listed(found)}", field="record")
@@ -87,8 +90,14 @@ def _record(url: str, folder: Path | None, run: str | None) -> tuple[Path, list[
     raise ConfigError(f"there is no record of {what} in {root.absolute()}{absent}{others}", field="record", got=str(root))
 
 
-def _records(roots: list[Path]) -> dict[Path, list[AttemptRecord]]:
-    return {path: read_record(path) for root in roots for path in run_folders(root)}
+def _records(roots: list[Path], unread: list[RaystateError]) -> dict[Path, list[AttemptRecord]]:
+    found: dict[Path, list[AttemptRecord]] = {}
+    for path in (path for root in roots for path in run_folders(root)):
+        try:
+            found[path] = read_record(path)
+        except RaystateError as error:
+            unread.append(error)
+    return found
 
 
 def _of(records: dict[Path, list[AttemptRecord]], url: str, run: str | None) -> dict[Path, list[AttemptRecord]]:

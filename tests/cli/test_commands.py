@@ -255,6 +255,16 @@ def test_story_from_the_logs_of_a_ray_that_has_its_own_folder(raystate: Command,
     assert out.startswith("Step 20 of run lm")
 
 
+def test_story_beside_a_record_of_another_version(raystate: Command, ray_tmp: Path) -> None:
+    """The story of a run ended with an error, because of another run's record on the same node."""
+    logs = ray_tmp / "ray/session_latest/logs/raystate"
+    (logs / "of-others").mkdir()
+    for path in (logs / "lm-0123").iterdir():
+        (logs / "of-others" / path.name).write_bytes(path.read_bytes().replace(b'"format": ', b'"format": 9'))
+    code, out, _ = raystate("story", ray_tmp / "run", 20, RAY_TMPDIR=str(ray_tmp))
+    assert (code, out.splitlines()[0].split("  ")[0]) == (0, "Step 20 of run lm")
+
+
 def test_story_of_a_damaged_record(raystate: Command, ray_tmp: Path) -> None:
     folder = ray_tmp / "ray/session_latest/logs/raystate/lm-0123"
     (folder / "000001-000000.jsonl").write_text("what is this?\n")

@@ -181,7 +181,7 @@ def test_a_flush_that_fails_with_a_mistake_names_every_promise():
     assert failure.message == "state/w differs between ranks; step 1: rank 1 (host b) has no copy of it, and newer steps came"
 
 
-def test_nobody_knows_why_a_copy_is_gone():
+def test_why_a_copy_is_gone_is_not_said():
     """An earlier Coordinator saw all copies of step 5, and let one of them give way: the new one said that the rank had skipped it."""
     driver = adopted(3)
     driver.hold(0, 5, promised=True)

@@ -222,7 +222,7 @@ class Snapshots:
         self.context.log("debug", why, step=step)
         if snap is not None and snap.promised_by_some:
             self.lost.add(step)
-            # An earlier Coordinator may have seen that it had one, which made room. (test_ending.test_nobody_knows_why_a_copy_is_gone)
+            # An earlier Coordinator may have seen that it had one, which made room. (test_ending.test_why_a_copy_is_gone_is_not_said)
             self.saves.lost(key, f"rank {rank} (host {view.host}) has no copy of it, and newer steps came")
         unit = self.interval * max(1, self.context.settings.snapshot_every_steps)
         if not is_new or step <= self._mark or step % unit:
