@@ -100,7 +100,7 @@ class Restores:
             return
         is_asked = choice is not None and (event.begins, event.step) == (choice.begins, choice.step)
         if not is_asked or group is None or not self._is_for(group):
-            # Perhaps the choice of an earlier attempt, which has died: nobody knows what the other ranks have of it.
+            # Perhaps the choice of an earlier attempt, which has died: what the other ranks have of it is not known.
             text = f"rank {event.rank} has tried step {event.step}, and that restore is over, or its Coordinator has died during it"
             self.context.fail([event.ask], "StaleAttemptError", text, rank=event.rank, step=event.step, replaced=True)
             return
