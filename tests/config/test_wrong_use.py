@@ -9,8 +9,10 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -330,7 +332,8 @@ def test_an_address_at_which_somebody_listens_is_left_to_ray(monkeypatch: pytest
         listener.bind(("127.0.0.1", 0))
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listener.getsockname()[1]}")
         opening: list[float] = []
-        monkeypatch.setattr(own_ray.time, "sleep", lambda seconds: (opening.append(seconds), listener.listen()))
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: (opening.append(seconds), listener.listen()))
+        monkeypatch.setattr(own_ray, "time", clock)
         own_ray.check_address()
         assert len(opening) == 1
         own_ray.check_address()

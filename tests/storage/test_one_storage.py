@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_a_mount_that_shows_it_late_is_waited_for(tmp_path: Path, monkeypatch: p
         looks.append(seconds)
         (tmp_path / "elsewhere").rename(tmp_path / "run")
 
-    monkeypatch.setattr(one_storage.time, "sleep", appears)
+    monkeypatch.setattr(one_storage, "time", SimpleNamespace(sleep=appears))
     assert sees(str(tmp_path / "run"), claim)
     assert len(looks) == 1
 
