@@ -53,7 +53,6 @@ class DirectoryStorage(Storage):
         self._root = url.removeprefix("file://")
         self._timeout_s = timeout_s
         self._durable_folders: set[tuple[str, int, int]] = set()  # (path, device, inode)
-        self._is_made = False  # the root is there, or was
 
     def __repr__(self) -> str:
         return f"DirectoryStorage({self.url!r})"
@@ -229,10 +228,8 @@ class DirectoryStorage(Storage):
         """Create the directories above `path`, durably; those known to be durable cost one stat.
 
         One that is there need not be durable: its maker may have died before its fsync. So each is
-        fsynced once, up to "/". A root that is gone is not made anew: it would stand in the way of what was moved, or lie below a mount.
+        fsynced once, up to "/".
         """
-        if self._is_made and not os.path.isdir(self._root):
-            raise FileNotFoundError(errno.ENOENT, "the folder has been moved or removed, or is not mounted", self._root)
         unsure: list[tuple[str, bool]] = []
         folder = os.path.dirname(path)
         while folder != "/" and (identity := posix.identity(folder)) not in self._durable_folders:
@@ -254,7 +251,6 @@ class DirectoryStorage(Storage):
                     raise
             if (identity := posix.identity(folder)) is not None:
                 self._durable_folders.add(identity)
-        self._is_made = True
 
     def _self_test(self, scratch: str) -> None:
         # Probed only after a create made the folder, so that an unwritable root is reported as what it is.

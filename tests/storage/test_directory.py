@@ -354,18 +354,6 @@ def test_what_replaces_a_checkpoint_at_a_link_replaces_what_it_leads_to(tmp_path
     assert before == {path: path.read_bytes() for path in (tmp_path / "disk/two").rglob("*") if path.is_file()}
 
 
-def test_a_root_that_is_gone_is_not_made_anew(tmp_path: Path):
-    storage = open_storage(tmp_path / "run")
-    storage.create("a/b", b"1")
-    (tmp_path / "run").rename(tmp_path / "moved")
-    with pytest.raises(StorageError, match="has been moved or removed, or is not mounted"):
-        storage.create("a/c", b"2")
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "moved").rename(tmp_path / "run")
-    storage.create("a/c", b"2")
-    assert storage.read("a/b") == b"1"
-
-
 def test_a_file_that_fills_the_memory_is_refused(tmp_path: Path):
     storage = open_storage(tmp_path)
     storage.create("small", b"1")
