@@ -88,7 +88,7 @@ class Host:
             if self._advice is not None and (advice.attempt, advice.seq) <= (self._advice.attempt, self._advice.seq):
                 return
             self._advice = advice
-            self._complete_s.setdefault(advice.stable[0], time.time())
+            self._complete_s.setdefault(advice.stable, time.time())
             self._lock.notify_all()
             self._report()
 
