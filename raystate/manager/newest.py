@@ -49,7 +49,7 @@ class NewestSave:
         return packed
 
     def decided(self, decision: SaveDecision, given: SaveArguments) -> None:
-        """What a save came to. `given`: from `SaveArguments.kept`."""
+        """Take note of a save and its decision. `given`: from `SaveArguments.kept`."""
         if not decision.ignored:
             self._given = given
             if decision.action == "skip":

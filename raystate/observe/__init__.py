@@ -1,1 +1,1 @@
-"""What people look at: ledger, record, ends, progress."""
+"""Facts for people to look at: ledger, record, ends, progress."""

@@ -98,7 +98,7 @@ class RayTrainCallback(_Callback):
         self._reset()
 
     def _reset(self, group: str = "") -> None:
-        """What only the controller's copy uses, but for the group's name."""
+        """Fields that only the controller's copy uses, but for the group's name."""
         self._group = LaunchedGroup(self._run_hash, group)
         self._places = NodeChoice()
         self._first: Newest | None = None  # the newest step when the first group began to train

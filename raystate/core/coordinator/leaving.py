@@ -260,8 +260,11 @@ class Leaving:
         self._since_s = self.context.now_s
         self.phase = "closing"
         fates, facts = self.promises.fates(), self.journal.facts
-        lost = {key: fates.fate(key)[1] for event in self._left.values() for key in fates.unfinished(event)[2]}
-        for key, why in (self._lost_at_release() if self._group is None else lost).items():
+        if self._group is None:
+            lost = self._lost_at_release()
+        else:
+            lost = {key: fates.fate(key)[1] for event in self._left.values() for key in fates.unfinished(event)[2]}
+        for key, why in lost.items():
             if key not in facts.given_up:
                 facts.give_up(key, why)
         if facts.has_news:  # at once: a retirement that storage holds up may last until the deadline

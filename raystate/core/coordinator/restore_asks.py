@@ -1,4 +1,4 @@
-"""What the ranks of a group say when they restore: which step they want."""
+"""The steps that the ranks of a group ask for when they restore."""
 
 from __future__ import annotations
 

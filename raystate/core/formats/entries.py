@@ -24,7 +24,7 @@ WHY_CHARS = 300
 
 
 class Fact(NamedTuple):
-    """What became of a save, and why. Of one that was given up "": its step was made durable since."""
+    """The fate of a save, and its reason; "" for a save that was given up and whose step was made durable since."""
 
     snapshot: SnapshotId
     why: str

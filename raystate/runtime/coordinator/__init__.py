@@ -1,1 +1,1 @@
-"""What carries out the Coordinator's commands, without Ray."""
+"""The loop that carries out the Coordinator's commands, without Ray."""

@@ -1,1 +1,1 @@
-"""What carries out a host's commands, without Ray."""
+"""The loop that carries out a host's commands, without Ray."""
