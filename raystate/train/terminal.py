@@ -32,7 +32,8 @@ _FILE_COLUMNS = 160  # for lines that go to no terminal: a file, the log of a jo
 
 # At the beginning of a line.
 _NOISE = re.compile(
-    r"\[Gloo\] Rank \d+ is connected to |"
+    # A worker's stdout has no buffer, and Gloo writes its line in pieces: Ray may show the rest as a line of its own.
+    r"\[Gloo\] Rank|[\d ]*(is connected to \d* *)?peer ranks\. |\d* is connected to \d* *$|Expected number of connected peer ranks is|"
     r"(Starting|Connecting to) JAX distributed service on |"
     r"JAX detected proxy variable\(s\) in the environment |"  # it goes past them: nodes.reach_directly
     r"[IWEF]\d{4} [\d:.]+ +\d+ (preemption_sync_manager|coordination_service\w*|client)\.(cc|h):\d+\] |"

@@ -54,6 +54,12 @@ def test_what_processes_say_as_they_die_of_another_is_left_out() -> None:
     assert shown.of("raylet", told) == told[1:]
 
 
+def test_the_pieces_of_gloos_line_are_left_out() -> None:
+    pieces = ("[Gloo] Rank ", "0", " is connected to ", "1", " peer ranks. ", "Expected number of connected peer ranks is : ", "1")
+    for cut in (1, 2, 3, 4, 5):
+        assert Shown().of(1, ["".join(pieces[:cut]), "".join(pieces[cut:])]) == []
+
+
 def test_a_process_with_the_number_of_a_dead_one_is_shown() -> None:
     now_s = 100.0
     shown = Shown(lambda: now_s)
