@@ -1,6 +1,6 @@
 """How `make docs` builds the site: Sphinx, with MyST for the pages. Nothing is fetched; every warning is an error.
 
-The four pages of the reference hold a few sentences each. The rest of them is made here, from what Python, pydantic and typer know, so
+The pages of the reference hold a few sentences each. The rest of them is made here, from what Python, pydantic and typer know, so
 that a name, a field, a command or a time-out can't be left out or go stale.
 """
 
@@ -25,6 +25,7 @@ from sphinx.environment import BuildEnvironment
 
 import raystate
 from raystate import waits
+from raystate.observe import metrics
 
 project = "raystate"
 author = "The raystate authors"
@@ -166,10 +167,18 @@ def _waits() -> str:
     return text
 
 
+def _metrics() -> str:
+    """Their table."""
+    rows = [("", metrics.OF_RUNS), (" `{host}`", metrics.OF_HOSTS)]
+    text = "\n| name | value |\n|---|---|\n"
+    return text + "".join(f"| `{one.name}`{label} | {one.help} |\n" for label, table in rows for one in table)
+
+
 _GENERATED = {
     "reference/api": _public_names,
     "reference/config": _config_fields,
     "reference/commands": _commands,
+    "reference/metrics": _metrics,
     "reference/waits": _waits,
 }
 

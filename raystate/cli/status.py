@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -16,6 +16,7 @@ from raystate.cli.console import JsonOption, count, out, print_json, size
 from raystate.core.coordinator.context import step_text
 from raystate.core.coordinator.status import HostStatus
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
+from raystate.observe.metrics import samples
 from raystate.storage.url import canonical_url
 
 if TYPE_CHECKING:  # it loads Ray
@@ -49,7 +50,7 @@ def status(
         reports = run_reports()
     chosen = [one for one in reports if (where in (None, one.storage) or which == one.run) and run in (None, one.run)]
     if as_json:
-        print_json({"cluster": address, "runs": [dataclasses.asdict(one) for one in chosen]})
+        print_json({"cluster": address, "runs": [_values(one) for one in chosen]})
         return
     if not chosen and (where is not None or run is not None):
         there = ", ".join(f"{one.run!r} on {one.storage}" for one in reports) or "none"
@@ -90,6 +91,11 @@ def join_ray() -> str:
         text = why_not_joined(error, "no Ray cluster runs on this machine, and RAY_ADDRESS=host:port names none")
         raise ConfigError(text, field="RAY_ADDRESS", got=address) from None
     return str(ray.get_runtime_context().gcs_address)
+
+
+def _values(report: RunReport) -> dict[str, Any]:
+    metrics = samples(report.status) if report.status is not None else ()
+    return {**dataclasses.asdict(report), "metrics": [dataclasses.asdict(one) for one in metrics]}
 
 
 def _show(report: RunReport) -> None:

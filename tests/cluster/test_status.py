@@ -45,6 +45,8 @@ def test_what_a_run_does_now(ray_cluster: Any, make_run: Any) -> None:
         code, out, _ = status("--run", run.run, "--json", address=ray_cluster.address)
         (found,) = json.loads(out)["runs"]
         assert (found["storage"], found["status"]["durable_step"], found["status"]["world"]) == (config.storage, 1, 1)
+        values = {one["name"]: one["value"] for one in found["metrics"]}
+        assert (values["raystate_newest_step"], values["raystate_steps_not_durable"], values["raystate_host_up"]) == (2, 1, 1)
         (host,) = found["status"]["hosts"]
         assert host["ranks"] == [0] and host["up"]
         code, _, complaint = status(f"{run.storage}-other", address=ray_cluster.address)
