@@ -357,7 +357,7 @@ class StateManager(KnowsOthers):
         try:
             if self._interrupted is None:
                 self._last.make_durable()
-                if reason := self._pipeline.machine.told_to_stop:  # and the loop was left before that step's save
+                if reason := self._pipeline.machine.answers.told_to_stop:  # and the loop was left before that step's save
                     self._interrupt(reason)
                 else:
                     self._ending.leave(self._note_end)

@@ -152,7 +152,7 @@ class Pipeline:
             self._changed.notify_all()
         if decision.dropped is not None:
             self._drop(decision.dropped)
-        if self.machine.late is None:
+        if self.machine.slots.late is None:
             self._skipped.forget()
         if not decision.wait:
             self._agreed.over()
@@ -167,12 +167,12 @@ class Pipeline:
     def keep_skipped(self, given: SaveArguments) -> None:
         """save() found no slot for this step, the newest: one may come while the training thread does something else."""
         with self.lock:
-            if self.machine.late == given.step:
+            if self.machine.slots.late == given.step:
                 self._skipped.keep(given, self._session.link.clock())
 
     def _catch_up(self) -> bool:
         """Whether the step that was skipped is kept now."""
-        given = self._skipped.due(self.machine.late, self._session.link.clock())
+        given = self._skipped.due(self.machine.slots.late, self._session.link.clock())
         if given is None or (taken := self.machine.take_slot(self._session.host_word())) is None:
             return False
         self._skipped.forget()

@@ -71,11 +71,11 @@ def test_the_newest_step_that_was_skipped_gets_a_slot_until_the_next_is_saved():
     made = trainer()
     made.on_save(1, host_word=host(1))
     skipped = made.on_save(2, host_word=host(1))
-    assert (skipped.action, skipped.word.pending, made.late) == ("skip", (1, 2), 2)
+    assert (skipped.action, skipped.word.pending, made.slots.late) == ("skip", (1, 2), 2)
     assert made.take_slot(host(1)) is None
     made.staged(0, 1)
     assert made.take_slot(host(2)) == (0, 2)
-    assert (made.late, made.kept, made.word().pending) == (None, SnapshotId("1.1.x", 2), (2,))
+    assert (made.slots.late, made.kept, made.word().pending) == (None, SnapshotId("1.1.x", 2), (2,))
     made.staged(0, 2)
     assert made.word().pending == ()
     skipped = made.on_save(3, host_word=host(2))
@@ -102,10 +102,10 @@ def test_a_promised_step_goes_before_one_that_was_skipped():
     assert made.take_slot(host(1)) == (0, 2)
     assert made.take_slot(host(1, 1)) == (1, 3)
     assert made.on_save(5, host_word=none).action == "hold"  # 4 was due, and is made up for
-    assert made.late is None
+    assert made.slots.late is None
     made.on_save(7, host_word=none)
     made.closing()
-    assert 7 not in made.word().pending or made.held == 7
+    assert 7 not in made.word().pending or made.slots.held == 7
 
 
 def test_durable_without_a_slot_is_held_and_gets_the_next_one():

@@ -32,6 +32,6 @@ def make(machine: Trainer, step: int, force: bool, host_word: HostWord | None, b
 
 def _compare(before: dict[str, object], machine: Trainer) -> None:
     after = machine.memento()
-    changed = [name for name, value in before.items() if after[name] != value and name != "_number"]
+    changed = [name for name, value in before.items() if after[name] != value and name != "number"]
     if changed:
         raise Violation(f"save is all or nothing: a call that failed has changed {changed}")

@@ -15,7 +15,7 @@ from raystate.core.formats.host_messages import Empty
 from raystate.core.formats.messages import EndTrainers, LiveStep, SnapshotId, Write
 from raystate.core.host import copies, slot_sets, slots
 from raystate.core.host import machine as host
-from raystate.core.trainer import machine as trainer
+from raystate.core.trainer import own_answers
 from tests.searching import planted
 
 
@@ -43,31 +43,31 @@ def _commit_without_coverage() -> Any:
 
 def _stop_step_overtaken() -> Any:
     """A trainer agrees to a step that it has passed."""
-    real = trainer.Trainer._answer
+    real = own_answers.OwnAnswers.answer
 
-    def answer(self: trainer.Trainer, step: int, proposal: Any) -> Any:
+    def answer(self: own_answers.OwnAnswers, step: int, proposal: Any) -> Any:
         result = real(self, step, proposal)
-        if proposal is not None and self._ack_id == proposal.id and not self._ack_ok:
-            self._ack_ok = True
-            self._ack = proposal
+        if proposal is not None and self.id == proposal.id and not self.ok:
+            self.ok = True
+            self.agreed = proposal
             return False, None
         return result
 
-    return planted((trainer.Trainer, "_answer", answer))
+    return planted((own_answers.OwnAnswers, "answer", answer))
 
 
 def _stop_without_waiting() -> Any:
     """A trainer that has agreed acts at its step although nobody has confirmed it."""
-    real = trainer.Trainer._answer
+    real = own_answers.OwnAnswers.answer
 
-    def answer(self: trainer.Trainer, step: int, proposal: Any) -> Any:
+    def answer(self: own_answers.OwnAnswers, step: int, proposal: Any) -> Any:
         wait, agreed = real(self, step, proposal)
         if wait:
-            agreed, self._ack = self._ack, None
+            agreed, self.agreed = self.agreed, None
             return False, agreed
         return wait, agreed
 
-    return planted((trainer.Trainer, "_answer", answer))
+    return planted((own_answers.OwnAnswers, "answer", answer))
 
 
 def _mixed_lineages() -> Any:

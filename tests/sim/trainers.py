@@ -280,7 +280,7 @@ class TrainerProc(Proc):
         busy = machine.staging and world.random() < 0.5
         if world.random() < 0.05:
             mistakes.make(machine, step, force, out, busy)
-        late = machine.late
+        late = machine.slots.late
         try:
             decision = machine.on_save(step, force=force, host_word=out, stager_busy=busy)
         except StepOrderError:
@@ -310,7 +310,7 @@ class TrainerProc(Proc):
             world.on(self, 0.2 + world.random(), self._catch_up, step, self.line)
         elif not decision.ignored:
             world.skipped.add((machine.lineage, step))
-        if late is not None and machine.late != late:
+        if late is not None and machine.slots.late != late:
             world.skipped.add((machine.lineage, late))
         if decision.dropped is not None:
             world.skipped.add((machine.lineage, decision.dropped.step))
@@ -339,7 +339,7 @@ class TrainerProc(Proc):
         word = self.set.word_out
         if word is not None and word.failure is not None:
             self.die(f"{word.failure.error}: {word.failure.message}")
-        if machine.held is None or saved != self.held:
+        if machine.slots.held is None or saved != self.held:
             return  # another one has taken its place, or a restore has given it up
         taken = machine.take_slot(self.set.word_out)
         if taken is not None:
@@ -350,7 +350,7 @@ class TrainerProc(Proc):
     def _catch_up(self, step: int, saved: Saved) -> None:
         """The loop stands still: what was skipped is snapshotted as soon as there is a slot."""
         machine = self.machine
-        if machine.late != step or machine.held is not None or saved != self.line or self.leaving:
+        if machine.slots.late != step or machine.slots.held is not None or saved != self.line or self.leaving:
             return  # it has gone on
         taken = machine.take_slot(self.set.word_out)
         if taken is not None:
@@ -363,7 +363,7 @@ class TrainerProc(Proc):
         machine = self.machine
         if self.stage != "train" or self.ask is not None:
             return
-        if machine.staging or machine.held is not None or self.promising is not None:
+        if machine.staging or machine.slots.held is not None or self.promising is not None:
             self.world.on(self, 0.4, self.flush)
             return
         promised = self._ask_about_promises()
@@ -463,7 +463,7 @@ class TrainerProc(Proc):
         """Behind the copy that is under way; its HostActor may have emptied the slot by then."""
         machine = self.machine
         self.promising = key
-        if slot in machine._slots.staging:
+        if slot in machine.slots.staging:
             self.world.on(self, 0.2, self._promise_slot, slot, key)
             return
         self.promising = None
@@ -486,7 +486,7 @@ class TrainerProc(Proc):
                 self.world.on(self, 0.3, self.leave)
                 return
         self.stage = "leave"
-        if machine.staging or machine.held is not None or self.promising is not None or self.ask is not None:
+        if machine.staging or machine.slots.held is not None or self.promising is not None or self.ask is not None:
             self.world.on(self, 0.6, self.leave)
             return
         machine.closing()

@@ -16,6 +16,7 @@ from raystate.core.formats.errors import InvalidTransitionError, error_from_name
 from raystate.core.formats.names import SnapshotId
 from raystate.core.formats.replies import Proposal
 from raystate.core.formats.reports import HostWord, TrainerWord
+from raystate.core.trainer.own_answers import OwnAnswers
 from raystate.core.trainer.own_promises import OwnPromises
 from raystate.core.trainer.own_slots import OwnSlots
 from raystate.core.trainer.save_decision import Action, Due, SaveDecision, refuse_other_pasts
@@ -57,46 +58,29 @@ class Trainer:
         # Only forward: a host ends a trainer that seems to go on after its group has ended.
         self.phase: Literal["joined", "running", "closing", "failed"] = "joined"
         self.error = ""
-        self.stopped_at: int | None = None
-        self.told_to_stop = ""  # why, once `reached` has said so
-        self.held: int | None = None
-        self.late: int | None = None  # the newest step, if it was skipped: it may still be snapshotted until the next one is saved
         self._stored_step = stored_step
         self._first = stored_step < 0  # nothing is durable or promised yet
         self._ahead: frozenset[int] = frozenset()
         self._safe: int = -1  # the step that is promised, or was durable when it was restored
         self.promises = OwnPromises()
-        self._slots = OwnSlots.of(slots)
-        self._next_due = self._due_after(0)
-        self._number = 0
-        self._ack_id = 0
-        self._ack_ok = False
-        self._ack_step = -1
-        self._ack: Proposal | None = None  # the acknowledged proposal, until it is acted upon
+        self.slots = OwnSlots.of(slots)
+        self.answers = OwnAnswers()
+        self.number = 0  # of the newest word
 
     # ---------------------------------------------------------------- state
-
-    def _due_after(self, step: int) -> int | None:
-        every = self.save_every_steps
-        return None if not every else (max(0, step) // every + 1) * every
 
     def begin(self, lineage: str, origin: SnapshotId | None) -> None:
         """All ranks go on from `origin` (None: the run has no step) in a new lineage. Staging must
         have ended; slots stay. It ends the promises of the lineage before."""
         self.lineage = lineage
-        self.newest = step = origin.step if origin is not None else -1
+        self.newest = origin.step if origin is not None else -1
         self.kept = origin
-        self.held = self.late = None
-        self.stopped_at = None
-        self.told_to_stop = ""
-        self._ack = None
-        self._ack_ok = False  # a new Coordinator must not count it: nothing is waited for in this lineage
+        self.answers.begin()
         self._stored_step = -1
         self._ahead = frozenset()
         self._safe = -1
-        self._slots.promised, self._slots.captured = {}, None
+        self.slots.begin()
         self.promises = OwnPromises()
-        self._next_due = self._due_after(step)
         self.phase = "running" if self.phase == "joined" else self.phase
 
     def settled(self, *, ahead: Iterable[int], safe: bool, saving: bool = False, stored: bool = True) -> None:
@@ -118,36 +102,29 @@ class Trainer:
 
     def put_back(self, memento: dict[str, Any]) -> None:
         """As if what was decided since `memento` had never been asked for. Numbers of words go on."""
-        number = self._number
+        number = self.number
         vars(self).update(memento)
-        self._number = number
+        self.number = number
 
     @property
     def is_safe(self) -> bool:
         """The newest step was promised, or is durable. The same on all ranks."""
         return self.newest < 0 or self._safe == self.newest
 
-    @property
-    def number(self) -> int:
-        """The number of the newest word."""
-        return self._number
-
     def word(self) -> TrainerWord:
         """The trainer's word as of now, with the next number."""
-        self._number += 1
-        late = self.late if self.phase == "running" else None
-        pending = sorted({*self._slots.staging.values(), *(step for step in (self.held, late) if step is not None)})
+        self.number += 1
         return TrainerWord(
             lineage=self.lineage,
             rank=self.rank,
             world=self.world,
-            number=self._number,
+            number=self.number,
             newest_step=self.newest,
-            pending=tuple(pending),
-            done=self._slots.done,
-            ack_id=self._ack_id,
-            ack_ok=self._ack_ok,
-            ack_step=self._ack_step,
+            pending=self.slots.pending(late=self.phase == "running"),
+            done=self.slots.done,
+            ack_id=self.answers.id,
+            ack_ok=self.answers.ok,
+            ack_step=self.answers.step,
             phase=self.phase,
             error=self.error,
         )
@@ -155,7 +132,7 @@ class Trainer:
     @property
     def staging(self) -> bool:
         """Whether a slot is being filled."""
-        return bool(self._slots.staging)
+        return bool(self.slots.staging)
 
     def must_wait(self, step: int, *, force: bool, host_word: HostWord | None) -> bool:
         """Whether save(step) has to wait for a slot, while storage makes progress. It is due, and a
@@ -163,7 +140,7 @@ class Trainer:
         snapshot."""
         if not (force or self.would_be_durable(step)) or self.capture_of(step, host_word) is not None:
             return False
-        return self.held is not None or self._slots.are_crowded(host_word)
+        return self.slots.held is not None or self.slots.are_crowded(host_word)
 
     # ---------------------------------------------------------------- save()
 
@@ -183,80 +160,69 @@ class Trainer:
         if host_word is not None and host_word.failure is not None:
             failure = host_word.failure
             raise error_from_name(failure.error, failure.message, dict(failure.details))
-        self._refuse_other_pasts(step)
-        wait, agreed = self._answer(step, None if host_word is None else host_word.proposal)
+        refuse_other_pasts(step, rank=self.rank, newest=self.newest, stored=self._stored_step, ahead=self._ahead)
+        wait, agreed = self.answers.answer(step, None if host_word is None else host_word.proposal)
         if wait:
             return self._decide("none", False, None, f"step {step} waits for the outcome of a proposal", wait=True)
         stop = agreed is not None and agreed.kind == "stop"
-        self.stopped_at = step if stop else self.stopped_at
+        self.answers.stopped_at = step if stop else self.answers.stopped_at
         if step == self.newest and (step == self._safe or not (force or agreed)):
             why = f"step {step} {'will be durable' if self.is_safe else 'is the newest'} already"
             return self._decide("none", False, None, why, stop=stop, ignored=True)
         captured = self.capture_of(step, host_word)
-        self.newest = step
-        self.late = None
-        self.phase = "running" if self.phase == "joined" else self.phase
         promised, why = self._is_due(step, force, agreed)
+        self.newest = step
+        self.slots.late = None
+        self.phase = "running" if self.phase == "joined" else self.phase
+        if promised:
+            self.promises.make(SnapshotId(self.lineage, step))
+            self._safe, self._first = step, False
         if captured is not None:
-            self._promise(step)
-            self._slots.promise(captured, step)
+            self.slots.promise(captured, step)
             return self._decide("promise", True, captured, why, stop=stop)
         interval = 1 if host_word is None else max(1, host_word.interval)
         every = self.snapshot_every * interval
         if not promised and (every == 0 or step % every):
             return self._decide("none", False, None, "no snapshot due" if every == 0 else f"snapshots are multiples of {every}")
-        slot = self._slots.free(host_word)
-        if promised:
-            self._promise(step)
+        slot = self.slots.free(host_word)
         # A promised copy that waits has the next slot: a snapshot that went before it could make others give the promised step up.
-        if host_word is not None and slot is not None and not stager_busy and self.held is None:
-            self._slots.fill(slot, host_word, step, promised=promised)
+        held = self.slots.held
+        if host_word is not None and slot is not None and not stager_busy and held is None:
+            self.slots.fill(slot, host_word, step, promised=promised)
             self.kept = SnapshotId(self.lineage, step)
             return self._decide("stage", promised, slot, why, stop=stop)
-        lack = (
-            "the stager is busy" if stager_busy else "no slot is free" if slot is None else f"step {self.held} waits for the slot"
-        )
+        lack = "the stager is busy" if stager_busy else "no slot is free" if slot is None else f"step {held} waits for the slot"
         if not promised:
-            self.late = step
+            self.slots.late = step
             return self._decide("skip", False, None, f"step {step} is skipped: {lack}")
-        dropped = self.kept if self.held is not None else None
-        self.held = step
+        dropped = self.kept if held is not None else None
+        self.slots.held = step
         self.kept = SnapshotId(self.lineage, step)
         return self._decide("hold", True, None, f"{why}; {lack}: a copy waits on the device", stop=stop, dropped=dropped)
 
     def capture_of(self, step: int, host_word: HostWord | None) -> int | None:
         """The slot with the capture of the newest step, if that is this step; None: it has none."""
-        return self._slots.capture_of(step, host_word) if step == self.newest else None
-
-    def _promise(self, step: int) -> None:
-        self.promises.make(SnapshotId(self.lineage, step))
-        self._safe = step
-        self._first = False
-
-    def _refuse_other_pasts(self, step: int) -> None:
-        stored = self._stored_step if self.phase == "joined" else -1
-        refuse_other_pasts(step, rank=self.rank, newest=self.newest, stored=stored, ahead=self._ahead)
+        return self.slots.capture_of(step, host_word) if step == self.newest else None
 
     def may_keep(self, step: int, *, force: bool) -> bool:
         """Whether save(step) may keep the step's bytes; if not, it surely keeps none."""
         every = self.snapshot_every
-        return force or self._ack is not None or bool(self._why_due(step)) or (every > 0 and step % every == 0)
+        return force or self.answers.agreed is not None or bool(self._why_due(step)) or (every > 0 and step % every == 0)
 
     def would_be_durable(self, step: int) -> bool:
         """Whether save(step) would be durable by the step rule."""
         return step > self.newest and bool(self._why_due(step))
 
     def _why_due(self, step: int) -> str:
-        if self._next_due is not None and step >= self._next_due:
-            return f"every {self.save_every_steps} steps" if self.save_every_steps != 1 else "every step"
+        every = self.save_every_steps
+        if every and step // every > max(0, self.newest) // every:
+            return f"every {every} steps" if every != 1 else "every step"
         return self._policy(step, self._first) if self._policy is not None else ""
 
     def _is_due(self, step: int, force: bool, agreed: Proposal | None) -> tuple[bool, str]:
         promised, why = False, f"snapshot of step {step}"
         if due := self._why_due(step):
             promised, why = True, f"step {step} is due: {due}"
-        if self._next_due is not None and step >= self._next_due:
-            self._next_due = self._due_after(step)
         if agreed is not None:
             promised, why = True, agreed.text
         if force:
@@ -289,88 +255,47 @@ class Trainer:
             word=self.word(),
         )
 
-    # ---------------------------------------------------------------- stopping together
-
-    def _answer(self, step: int, proposal: Proposal | None) -> tuple[bool, Proposal | None]:
-        """Acknowledge or refuse; gives (wait here, the agreed proposal to act upon at this step)."""
-        if proposal is not None and proposal.id > self._ack_id and proposal.state == "proposed":
-            self._ack_id = proposal.id
-            # A step that is made already can't be agreed to: this rank would act at a later one.
-            # (test_simulator.test_planted_bug_is_found, "stop step overtaken")
-            self._ack_ok = step < proposal.step
-            self._ack_step = step
-            self._ack = proposal if self._ack_ok else None
-        mine = self._ack
-        if mine is None:
-            return False, None
-        if proposal is not None and (proposal.id > mine.id or (proposal.id == mine.id and proposal.state == "withdrawn")):
-            self._ack = None
-            return False, None
-        if step < mine.step:
-            return False, None
-        # Without news of it (another HostActor may not know it yet) the trainer waits: the others
-        # may have been told to act.
-        # (test_simulator.test_planted_bug_is_found, "stop without waiting for the others")
-        if proposal is None or proposal.id != mine.id or proposal.state == "proposed":
-            return True, None
-        self._ack = None
-        return False, proposal
-
     def reached(self, step: int, host_word: HostWord | None) -> tuple[bool, bool]:
         """For reached_preemption(step): (True if all ranks stop here, True if that is undecided: ask again).
 
         It answers proposals like save() does, so `word()` has to be written afterwards.
         """
-        if self.stopped_at is not None:
-            return step >= self.stopped_at, False
-        kept = self._ack
-        wait, agreed = self._answer(step, None if host_word is None else host_word.proposal)
-        if agreed is None:
-            return False, wait
-        self._ack = kept  # save() acts upon it
-        if agreed.kind == "stop":
-            self.told_to_stop = agreed.text
-        return agreed.kind == "stop", wait
+        return self.answers.reached(step, None if host_word is None else host_word.proposal)
 
     # ---------------------------------------------------------------- slots
 
     def new_slots(self, slots: int) -> None:
         """The trainer was allotted another set, and nothing is being staged into the one before."""
         if self.staging:
-            raise self._invalid("new slots", f"slots {sorted(self._slots.staging)} are being filled")
-        self._slots = OwnSlots.of(slots)
+            raise self._invalid("new slots", f"slots {sorted(self.slots.staging)} are being filled")
+        self.slots = OwnSlots.of(slots, before=self.slots)
 
     def staged(self, slot: int, step: int) -> None:
         """The slot's header is written: it is the host's again."""
-        if self._slots.staging.get(slot) != step:
+        if self.slots.staging.get(slot) != step:
             raise self._invalid(f"step {step} staged in slot {slot}", "that slot is not being filled with it")
-        self._slots.staged(slot)
+        self.slots.staged(slot)
 
     def released(self, slot: int) -> None:
         """Staging failed, or a granted slot is handed back unused."""
-        self._slots.released(slot)
+        self.slots.released(slot)
 
     def take_slot(self, host_word: HostWord | None) -> tuple[int, int] | None:
         """A slot as (slot, step) for the held copy, else for the newest step if it was skipped; or None. Pending until `staged`."""
-        step = self.late if self.held is None else self.held
-        slot = self._slots.free(host_word)
-        if host_word is None or step is None or slot is None:
-            return None
-        if self.held is None:
-            self.late, self.kept = None, SnapshotId(self.lineage, step)
-        self._slots.fill(slot, host_word, step, promised=self.held is not None)
-        self.held = None
-        return slot, step
+        taken = self.slots.take(host_word)
+        if taken is not None:
+            self.kept = SnapshotId(self.lineage, taken[1])
+        return taken
 
     def give_up_held(self) -> None:
         """The held copy has waited too long for a slot."""
-        self.held = None
+        self.slots.held = None
 
     def _invalid(self, event: str, why: str) -> InvalidTransitionError:
-        staging = ", ".join(f"step {step} in slot {slot}" for slot, step in self._slots.staging.items()) or "nothing"
+        staging = ", ".join(f"step {step} in slot {slot}" for slot, step in self.slots.staging.items()) or "nothing"
         return InvalidTransitionError(
             f"the machine of rank {self.rank} cannot take {event}: {why}; lineage {self.lineage}, {self.phase}, newest step {self.newest}, "
-            f"staging {staging}, held {self.held}",
+            f"staging {staging}, held {self.slots.held}",
             rank=self.rank,
         )
 

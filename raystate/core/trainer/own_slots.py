@@ -1,4 +1,4 @@
-"""The slots of one trainer, as it sees them: which are its to fill, and which hold steps that it has promised."""
+"""The slots of one trainer, as it sees them: which are its to fill, which hold steps that it has promised, and what waits for one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class OwnSlots:
         staging: slots that are being filled, each with its step.
         promised: slot -> the promised step that was last put into it; until something else is.
         captured: (slot, step) of the newest capture, under way or whole.
+        held: the promised step whose copy waits on the device.
+        late: the newest step, if it was skipped: it may still be snapshotted until the next one is saved.
     """
 
     grants: tuple[int, ...]
@@ -24,11 +26,33 @@ class OwnSlots:
     staging: dict[int, int] = field(default_factory=dict[int, int])
     promised: dict[int, int] = field(default_factory=dict[int, int])
     captured: tuple[int, int] | None = None
+    held: int | None = None
+    late: int | None = None
 
     @classmethod
-    def of(cls, slots: int) -> OwnSlots:
-        """So many, none of them granted."""
-        return cls((0,) * slots, (0,) * slots)
+    def of(cls, slots: int, *, before: OwnSlots | None = None) -> OwnSlots:
+        """So many, none of them granted. Those before leave what waits for a slot."""
+        none = (0,) * slots
+        return cls(none, none) if before is None else cls(none, none, held=before.held, late=before.late)
+
+    def begin(self) -> None:
+        """In a new lineage nothing is promised, captured or waited for."""
+        self.promised, self.captured, self.held, self.late = {}, None, None, None
+
+    def pending(self, *, late: bool) -> tuple[int, ...]:
+        """Steps that may still come into a slot; `late`: the one that was skipped, too."""
+        waiting = (self.held, self.late if late else None)
+        return tuple(sorted({*self.staging.values(), *(step for step in waiting if step is not None)}))
+
+    def take(self, word: HostWord | None) -> tuple[int, int] | None:
+        """A free slot as (slot, step) for the held copy, else for the newest step if it was skipped; it is being filled then."""
+        step = self.late if self.held is None else self.held
+        slot = self.free(word)
+        if word is None or step is None or slot is None:
+            return None
+        self.fill(slot, word, step, promised=self.held is not None)
+        self.held, self.late = None, None if self.held is None else self.late
+        return slot, step
 
     def _granted(self, word: HostWord | None) -> list[int]:
         grants = () if word is None else word.grants[: len(self.done)]
