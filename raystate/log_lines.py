@@ -17,6 +17,7 @@ from collections.abc import Generator
 from typing import TextIO
 
 from raystate.core.formats.texts import printable
+from raystate.patching import patch
 
 SWITCH = "RAYSTATE_LOG"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -58,7 +59,7 @@ def _keep_unfolded() -> None:
     """Ray takes words with digits in them for the same, and so the lines of lr-0.003 and lr-0.01."""
     loaded = sys.modules.get("ray._private.worker")  # which has read the variable
     if os.environ.setdefault(_ALLOWED, OURS) == OURS and loaded is not None:
-        loaded.stderr_deduplicator.allow_re = re.compile(OURS)
+        patch(loaded.stderr_deduplicator, "allow_re", re.compile(OURS))  # tests/cluster/test_train_internals.py
 
 
 def follow(level: int) -> None:

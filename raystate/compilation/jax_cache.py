@@ -21,6 +21,7 @@ import os
 from typing import Any
 
 from raystate.compilation.store import ProgramStore
+from raystate.patching import patch
 
 logger = logging.getLogger("raystate")
 
@@ -129,7 +130,6 @@ def _replace() -> bool:
 
     compiler = _compiler()
     compilation_cache = compiler.compilation_cache
-    their_write, their_open = compiler._cache_write, compilation_cache.get_file_cache
 
     def cache_write(
         cache_key: str, compile_time_secs: float, module_name: str, backend: Any, executable: Any, *callbacks: Any
@@ -150,6 +150,7 @@ def _replace() -> bool:
             return _StoreCache(_kept), path
         return their_open(path)
 
-    compiler._cache_write = cache_write
-    compilation_cache.get_file_cache = get_file_cache
+    # tests/compilation/test_jax_internals.py
+    their_write = patch(compiler, "_cache_write", cache_write)
+    their_open = patch(compilation_cache, "get_file_cache", get_file_cache)
     return True

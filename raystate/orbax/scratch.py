@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from raystate.core.formats.tree import LeafSpec, TreeSpec, nest
+from raystate.patching import patched
 
 # Orbax says these when arrays are written by others, which is what we want. Each stands at one place in Orbax.
 _EXPECTED_WARNINGS = ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT checkpoints: No")
@@ -172,14 +173,10 @@ def _unheard() -> Iterator[None]:
     def muted(record: Any) -> Any:
         return lambda event, *rest, **more: None if event.startswith(_EVENTS) else record(event, *rest, **more)
 
-    records = {name: getattr(monitoring, name) for name in _RECORDS}
-    for name, record in records.items():
-        setattr(monitoring, name, muted(record))
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in _RECORDS:  # tests/orbax/test_monitoring.py
+            stack.enter_context(patched(monitoring, name, muted(getattr(monitoring, name))))
         yield
-    finally:
-        for name, record in records.items():
-            setattr(monitoring, name, record)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raystate.machine.own_time import own_time
+from raystate.patching import patch
 from raystate.train.rays import exceptions, worker_group
 from raystate.waits import AGAIN_S, STARTS_S
 
@@ -53,7 +54,6 @@ def make_groups_from(made: Callable[[Any, int, Any, dict[str, float]], Sequence[
             metadata. None: the group makes them as it did before.
     """
     groups: Any = worker_group.WorkerGroup
-    before = groups._create_workers
 
     def create_workers(
         self: Any, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], *args: Any, **kwargs: Any
@@ -67,7 +67,7 @@ def make_groups_from(made: Callable[[Any, int, Any, dict[str, float]], Sequence[
         ]
         return groups._assign_worker_ranks(workers)
 
-    groups._create_workers = create_workers
+    before = patch(groups, "_create_workers", create_workers)  # tests/cluster/test_train_internals.py
 
 
 def is_plain(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

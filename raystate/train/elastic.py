@@ -22,6 +22,7 @@ from raystate.core.coordinator.context import ranks_text
 from raystate.core.formats.texts import counted
 from raystate.core.launcher.elastic import Elastic, Newest, Sizes, Wish, room_of
 from raystate.machine.own_time import own_time
+from raystate.patching import patch
 from raystate.train import nodes
 from raystate.train.rays import scaling_policy
 from raystate.waits import LOOK_EVERY_S
@@ -74,9 +75,9 @@ class ElasticGroups:
             groups._look(self, groups._clock())
             return scaling_policy.NoopDecision()
 
-        elastic: Any = scaling_policy.ElasticScalingPolicy
-        elastic.make_decision_for_non_running_worker_group = not_running
-        elastic.make_decision_for_running_worker_group = running
+        # tests/cluster/test_train_internals.py
+        patch(scaling_policy.ElasticScalingPolicy, "make_decision_for_non_running_worker_group", not_running)
+        patch(scaling_policy.ElasticScalingPolicy, "make_decision_for_running_worker_group", running)
 
     def _request_most(self, policy: Any) -> None:
         """Of Ray's autoscaler, wherever there can be any: it is not to be asked for the places of the present, smaller group."""

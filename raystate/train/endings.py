@@ -21,6 +21,7 @@ from raystate.core.formats.texts import counted
 from raystate.machine.own_time import own_time
 from raystate.observe.ends import End, Told, cause_of, first_to_fail, is_collateral, one_line
 from raystate.observe.slow import SlowLine, load
+from raystate.patching import patch
 from raystate.train.policy import Ending, signature_of
 from raystate.train.rays import exceptions
 from raystate.waits import MOMENT_S, QUICK_ANSWER_S
@@ -34,13 +35,11 @@ def prepare_worker() -> None:
     They need not have the error's module. An error of raystate's, or one that another process's end
     has led to, is shown only in the worker's log file.
     """
-    wrapper: Any = exceptions.UserExceptionWithTraceback
-    made = wrapper.__init__
 
     def wrapping(self: Any, error: BaseException, *args: Any, **kwargs: Any) -> None:
         made(self, pickles_anywhere(error), *args, **kwargs)
 
-    wrapper.__init__ = wrapping
+    made = patch(exceptions.UserExceptionWithTraceback, "__init__", wrapping)  # tests/cluster/test_train_internals.py
     for handler in logging.getLogger("ray.train").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.addFilter(_tells_of_an_own_end)

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 
+from raystate.patching import patch
 from raystate.train.rays import preemption_callback, worker_group
 from raystate.waits import MOMENT_S
 
@@ -39,10 +40,9 @@ class GroupActors:
             callback._stop_watcher()  # an earlier group's
             self._watch = callback, group
 
-        watching: Any = preemption_callback.PreemptionCallback
-        starting: Any = worker_group
-        watching.after_worker_group_start = later
-        starting.SynchronizationActor = self._barriers  # what Ray Train's start of a group asks for one
+        # tests/cluster/test_train_internals.py
+        patch(preemption_callback.PreemptionCallback, "after_worker_group_start", later)
+        patch(worker_group, "SynchronizationActor", self._barriers)  # what Ray Train's start of a group asks for one
 
     def group_trains(self, *, ahead: bool) -> None:
         """The newest group has done its first steps: start its watch and, with `ahead`, the next group's barrier."""

@@ -23,6 +23,7 @@ from rich.text import Text
 from raystate.actors.rays import worker
 from raystate.core.formats.texts import counted, printable
 from raystate.log_lines import OURS
+from raystate.patching import patched
 from raystate.train.result import Recovery, RunResult
 from raystate.waits import SAID_AGAIN_S
 
@@ -70,11 +71,9 @@ def calm() -> Generator[None]:
     if isinstance(theirs, functools.partial):  # in a `fit` of another thread
         yield
         return
-    worker.print_worker_logs = functools.partial(_print, theirs, Shown())
-    try:
+    calmed = functools.partial(_print, theirs, Shown())
+    with patched(worker, "print_worker_logs", calmed):  # test_sixty_steps_of_two_workers_and_a_death
         yield
-    finally:
-        worker.print_worker_logs = theirs
 
 
 def _print(theirs: Callable[..., None], shown: Shown, data: dict[str, Any], file: Any, ignore_prefix: bool = False) -> None:

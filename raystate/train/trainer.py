@@ -11,6 +11,7 @@ from ray.exceptions import RayError
 from ray.train.v2.jax import JaxTrainer
 
 from raystate.actors.local_ray import has_dashboard
+from raystate.patching import patch
 from raystate.train.nodes import reach_directly
 from raystate.train.rays import datasets, placement_group_callback, placement_group_cleaner
 from raystate.waits import AT_ONCE_S
@@ -42,8 +43,8 @@ class _Cleaner(placement_group_cleaner.PlacementGroupCleaner):
 
 class _CleanerCallback(placement_group_callback.PlacementGroupCleanerCallback):
     def after_controller_start(self, train_run_context: Any) -> None:
-        callbacks: Any = placement_group_callback  # which only this controller's process reads
-        callbacks.PlacementGroupCleaner = _Cleaner
+        # Only this controller's process reads it. (test_train_internals.py)
+        patch(placement_group_callback, "PlacementGroupCleaner", _Cleaner)
         super().after_controller_start(train_run_context)
 
 

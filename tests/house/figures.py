@@ -158,6 +158,31 @@ def private_imports() -> int:
     return found
 
 
+def patches() -> int:
+    """Names of other packages that raystate replaces: all by raystate/patching.py (test_imports.py)."""
+    return sum(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in ("patch", "patched")
+        for path, _, tree in sources(REPO / "raystate")
+        for node in ast.walk(tree)
+        if path.stem != "patching"
+    )
+
+
+def private_uses() -> int:
+    """Uses of what raystate.actors.rays and raystate.train.rays hand on of Ray's internals."""
+    found = 0
+    for _, _, tree in sources(REPO / "raystate"):
+        handed = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module in ("raystate.actors.rays", "raystate.train.rays")
+            for alias in node.names
+        }
+        names = (node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        found += sum(isinstance(name, ast.Name) and name.id in handed for name in names)
+    return found
+
+
 def functions(folder: Path, pattern: str) -> int:
     return sum(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and re.fullmatch(pattern, node.name) is not None
@@ -198,6 +223,8 @@ def figures() -> dict[str, int]:
         "time-outs of modules": len(list(time_outs())),
         "names of time-outs with two values": with_two_values(time_outs()),
         "imports of private names of Ray and JAX": private_imports(),
+        "uses of Ray's internals behind them": private_uses(),
+        "names of other packages that are replaced": patches(),
         'tests named "test_row…"': functions(REPO / "tests", r"test_row\d+.*"),
         '"nobody" and "whoever"': vague_words(),
         "words of docs and README": words(),
