@@ -1,4 +1,5 @@
-"""A rehearsal on a real Ray leaves nothing. What it finds is told in tests/model: test_rehearsed, test_rehearse_command."""
+"""A rehearsal on a real Ray leaves nothing. What it finds is told in tests/model: test_rehearsed, test_rehearse_command; docs/tutorial.md
+rehearses on Ray, too."""
 
 from __future__ import annotations
 
@@ -59,6 +60,7 @@ def rehearse(cluster: Any, folder: Path, *arguments: str) -> subprocess.Complete
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
 
 
+@pytest.mark.long
 def test_a_right_script_gets_one_line_and_leaves_nothing(ray_cluster: Any, tmp_path: Path):
     before = left()
     done = rehearse(ray_cluster, tmp_path, "train.py")

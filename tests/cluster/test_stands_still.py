@@ -1,4 +1,7 @@
-"""All processes of a run stand still together, its Ray's too, for longer than any deadline, and go on."""
+"""All processes of a run stand still together, its Ray's too, for longer than any deadline, and go on.
+
+The decisions alone: test_simulator.test_processes_that_stand_still_together_go_on_as_if_nothing_had_been.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.cluster.training import REPO, wait_for
 from tests.processes import job_environment, kill_family
@@ -57,6 +61,7 @@ def stop(pid: int) -> set[psutil.Process]:
     return stopped
 
 
+@pytest.mark.long
 def test_a_run_whose_processes_stood_still_together_goes_on(make_run: Any, tmp_path: Path) -> None:
     run, reached = make_run(), tmp_path / "reached"
     limits = dict.fromkeys(("host_timeout_s", "barrier_timeout_s", "hang_timeout_s", "save_timeout_s"), LIMIT_S)

@@ -24,7 +24,7 @@ def documented(page: str) -> str:
     return next(block for block in blocks if "\nray job submit" in block).strip()
 
 
-# Two workers of a submitted job are in the demo of `.ci/run`.
+# Two workers of a submitted job are in tests/jobs/test_demo.py.
 SMALL = (
     "model.d_model=32", "model.d_ff=64", "model.n_layers=1", "model.ngram=1", "data.seq_len=16", "data.max_bytes=131072",
     "train.batch_size=8", "train.eval_bytes=1024", "train.sample_bytes=0", "ray.num_workers=1",
@@ -41,7 +41,7 @@ with cluster.local_cluster() as address:
 """
 
 
-@pytest.mark.parametrize("token", [False, True], ids=["no token", "a token"])
+@pytest.mark.parametrize("token", [pytest.param(False, marks=pytest.mark.long, id="no token"), pytest.param(True, id="a token")])
 def test_the_documented_line_resumes_from_any_folder_after_an_edit(tmp_path: Path, token: bool) -> None:
     """Also in a home where a script has started a Ray before: Ray 2.60 leaves a token there, and each cluster asks for it then."""
     checkout, elsewhere, home = (tmp_path / name for name in ("checkout", "elsewhere", "home"))

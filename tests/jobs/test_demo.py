@@ -1,14 +1,18 @@
-"""The demo's tables fit 80 columns, and docs/start.md shows them as they look."""
+"""The demo's tables fit 80 columns, and docs/start.md shows them as they look. Its short form is run by `.ci/run`."""
 
 from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from jobs.demo.view import ends_table, kills_table
+from tests.patience import PATIENCE_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 
@@ -44,3 +48,12 @@ def test_the_tables_fit_80_columns_and_are_those_of_the_page():
     assert "…" not in tables, "cut off"
     assert max(map(len, tables.splitlines())) <= 80
     assert tables in PAGE.read_text()
+
+
+@pytest.mark.long
+def test_the_long_form_kills_twice_and_ends_equal() -> None:
+    """As `make demo ARGS=--full`, with fewer steps: two jobs are submitted, each of two workers."""
+    command = [sys.executable, "-m", "jobs.demo", "--full", "--steps", "30"]
+    done = subprocess.run(command, cwd=PAGE.parents[1], capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "everything held" in done.stdout
