@@ -41,7 +41,7 @@ unexport PYTHONDONTWRITEBYTECODE
 venv: $(STAMP)
 
 $(SMALL_STAMP): EXTRAS := jobs,gcs-server
-$(STAMP): EXTRAS := jobs,dev,gcs-server,bench
+$(STAMP): EXTRAS := jobs,dev,gcs-server
 $(SMALL_STAMP) $(STAMP): | pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "raystate needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.11"; exit 1; }
@@ -107,7 +107,7 @@ test-version-%:
 	if [ ! -e $$stamp ]; then rm -rf $$at && $$python -m venv $$at && \
 	  grep -oE '"[a-z0-9-]+(\[[a-z,]+\])?>=[^"]+"' pyproject.toml | sed -E 's/\[.*\]|"//g; s/>=/==/' > $$at/lowest.txt && \
 	  $$at/bin/python -m pip install -q --disable-pip-version-check \
-	  $(if $(filter %-pinned,$*),-c constraints.txt) $(if $(filter %-lowest,$*),-c $$at/lowest.txt) -e '.[jobs,dev,gcs-server,bench]' && touch $$stamp || exit 1; fi; \
+	  $(if $(filter %-pinned,$*),-c constraints.txt) $(if $(filter %-lowest,$*),-c $$at/lowest.txt) -e '.[jobs,dev,gcs-server]' && touch $$stamp || exit 1; fi; \
 	$$at/bin/python -c 'import sys, jax, ray; print("Python", sys.version.split()[0], "jax", jax.__version__, "Ray", ray.__version__)'; \
 	$$at/bin/python -m pytest $(BY_FILE) $(if $(FEW),$(FEW_FILES),$(FIRST) tests/compilation tests/cluster/test_train_fit.py) $(ARGS)
 

@@ -1,6 +1,6 @@
 """The benchmarks, each in a process of its own: all of them, or one with its own options.
 
-    python -m benchmarks                       all; tables, and their JSON and charts in build/bench
+    python -m benchmarks                       all; tables, and their JSON in build/bench
     python -m benchmarks --quick               the same with small states, two at a time: shows that they run, measures nothing
     python -m benchmarks --list
     python -m benchmarks recovery --help
@@ -29,12 +29,10 @@ QUICK = {
     "beside": ["--quick"],
     "growth": ["--quick"],
     "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
-    "barrier": ["--hosts", "4", "--steps", "3"],
     "accelerator": ["--quick", "--parts", "correct", "limits", "states"],
 }
 FULL = {  # of all together: fewer rounds than each takes alone
     "growth": ["--rounds", "2"],
-    "barrier": ["--steps", "10"],
     "accelerator": ["--quick"],  # its states are as large as an accelerator's memory
 }
 AT_A_TIME = 2  # with --quick: about as much of the time they wait as they work
@@ -65,7 +63,7 @@ def run_one(name: str, *, quick: bool) -> bool:
     heading = f"\n== {name}: {title(name)}\n"
     options = list(QUICK[name] if quick else FULL.get(name, ()))
     if name in REPORTS:
-        options += ["--json", str(REPORT / REPORTS[name]), "--chart", str(REPORT)]
+        options += ["--json", str(REPORT / REPORTS[name])]
     if not quick:
         print(heading, end="", flush=True)
         heading = ""

@@ -2,7 +2,7 @@
 
     python benchmarks/accelerator.py --out figures.json --minutes 9
     python benchmarks/accelerator.py --quick                  small states, on CPU devices too: shows that it runs
-    python benchmarks/accelerator.py --parts kill "8 GiB, 16 arrays, float32"    some of it; --help names all
+    python benchmarks/accelerator.py --parts kill "8 GiB in 16 arrays, float32"    some of it; --help names all
     python benchmarks/accelerator.py --table figures.json     the figures of an earlier run as a table
 
 Each figure is printed and in the file as soon as it is known, so an interrupted run keeps what it has. Each part is a process of its own
@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.device.figures import OFF, Figures, Teller, table  # noqa: E402
-from benchmarks.device.work import Case  # noqa: E402
+from benchmarks.device.staging import OTHERS, Staging  # noqa: E402
+from benchmarks.side.states import Case  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Part:
 
 
 def state(mib: int, arrays: int, dtype: str, least_s: float, most_s: float, *, others: bool = False) -> Part:
-    case = Case(mib=mib, arrays=arrays, dtype=dtype, others=others)
+    case = Case(mib=mib, arrays=arrays, dtype=dtype, without=() if others else tuple(OTHERS))
     return Part(name=case.name, least_s=least_s, most_s=most_s, case=case)
 
 
@@ -137,8 +138,6 @@ def one(args: argparse.Namespace) -> int:
 
             kill(tell, quick=quick, gpu=args.gpu)
         else:
-            from benchmarks.device.staging import Staging
-
             case = next(part.case for part in (QUICK if quick else PARTS) if part.name == name)
             assert case is not None
             Staging(tell, case, step_s=0.02 if quick else args.step_s, quick=quick).run(Path(folder), args.pinned_gb_s)

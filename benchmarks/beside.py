@@ -1,12 +1,12 @@
 """One table: what saving, restoring and recovering cost, beside Orbax and the machine's own limits.
 
-    python benchmarks/beside.py [--quick] [--gpu] [--json FILE] [--chart FOLDER] [--only TEXT …]
+    python benchmarks/beside.py [--quick] [--json FILE] [--only TEXT …]
 
 For each state a process of its own (one for all those of --quick) in which raystate and its peers take turns: blocked in save, until
 durable, restored from storage and from memory. Then the memory that saving takes, what starting costs, and the figures of save_cost.py
 and recovery.py. The first round warms up; medians of the others, with the lowest and the highest. Caches are warm for all, and nobody's
-files are dropped from them. --quick: small states, to see that it runs, and neither save_cost.py nor recovery.py. --gpu: on this
-machine's GPUs instead of CPU devices, all but recovery.py.
+files are dropped from them. --quick: small states, to see that it runs, and neither save_cost.py nor recovery.py. All on
+CPU devices: accelerator.py has the others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.side import rows as table  # noqa: E402
-from benchmarks.side.chart import draw  # noqa: E402
 from benchmarks.side.machine import describe_machine, is_busy, others_share, said  # noqa: E402
-from benchmarks.side.process import gpus, json_of, on_cpu, on_gpu  # noqa: E402
+from benchmarks.side.process import json_of, on_cpu  # noqa: E402
 from benchmarks.side.savers import OURS, SAVERS  # noqa: E402
 from benchmarks.side.show import show  # noqa: E402
 from benchmarks.side.states import Case  # noqa: E402
@@ -61,9 +60,6 @@ def main() -> int:
     if asked.part:
         print(json.dumps(part(asked)))
         return 0
-    if asked.gpu and not gpus():
-        print("no GPU: JAX finds none on this machine (pip install 'jax[cuda12]', and a driver)", file=sys.stderr)
-        return 1
     machine, rows, failed = describe_machine(), [], []
     print(said(machine), flush=True)
     for name, work in works(asked):
@@ -78,12 +74,6 @@ def main() -> int:
     machine["load_after"] = round(others_share(), 3)
     show(rows, machine)
     write(asked, machine, rows, failed)
-    if asked.chart:
-        asked.chart.mkdir(parents=True, exist_ok=True)
-        try:
-            print("charts: " + ", ".join(str(path) for path in draw(rows, machine, asked.chart)))
-        except ImportError as error:
-            print(f"no chart: {error} (pip install 'raystate[bench]')", file=sys.stderr)
     for text in failed:
         print(f"failed: {text}", file=sys.stderr)
     return int(bool(failed))
@@ -100,9 +90,7 @@ def write(asked: argparse.Namespace, machine: dict[str, Any], rows: list[table.R
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small states and few rounds: shows that it runs")
-    parser.add_argument("--gpu", action="store_true", help="on this machine's GPUs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--chart", type=Path, metavar="FOLDER", help="write bench.png and bench.svg")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="parts whose name has one of these in it")
     parser.add_argument("--peers", nargs="*", choices=list(SAVERS)[1:], help="beside these only")
     parser.add_argument("--rounds", type=int, help="instead of each state's own number")
@@ -124,9 +112,8 @@ def works(asked: argparse.Namespace) -> list[tuple[str, Any]]:
     found.append((f"memory, {memory.name}", lambda: _memory(asked, memory)))
     found.append(("start", lambda: _start(asked)))
     for name, options in OTHERS.items():
-        # recovery has two ranks on one node, each with a device: it is about CPU devices
-        if not asked.quick and not (asked.gpu and name == "recovery"):
-            found.append((name, lambda name=name, options=options: _other(asked, name, options)))
+        if not asked.quick:
+            found.append((name, lambda name=name, options=options: _other(name, options)))
     return [(name, work) for name, work in found if not asked.only or any(text in name for text in asked.only)]
 
 
@@ -165,11 +152,7 @@ def _cases(asked: argparse.Namespace, cases: tuple[Case, ...]) -> list[table.Row
     for case in cases:
         if free < ROOM * case.nbytes:
             print(f"left out: {case.name} wants {ROOM * case.mib / 1024:.0f} GiB of memory and disk", file=sys.stderr)
-        elif asked.gpu and gpus() < case.devices:
-            print(f"left out: {case.name}, this machine has fewer GPUs", file=sys.stderr)
-        else:
-            continue
-        cases = tuple(other for other in cases if other is not case)
+            cases = tuple(other for other in cases if other is not case)
     if not cases:
         return []
     options = ["--part", "case", "--case", json.dumps([asdict(case) for case in cases])]
@@ -190,14 +173,14 @@ def _start(asked: argparse.Namespace) -> list[table.Row]:
     return table.rows_of_start(_own_process(asked, ["--part", "start", *(["--quick"] if asked.quick else [])]))
 
 
-def _other(asked: argparse.Namespace, name: str, options: list[str]) -> list[table.Row]:
-    found = json_of([sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options, "--json"], on_gpu() if asked.gpu else None)
+def _other(name: str, options: list[str]) -> list[table.Row]:
+    found = json_of([sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options, "--json"])
     return table.rows_of_save_cost(found) if name == "save_cost" else table.rows_of_recovery(found)
 
 
 def _own_process(asked: argparse.Namespace, options: list[str], *, devices: int = 1) -> Any:
     where = ["--dir", asked.dir] if asked.dir else []
-    return json_of([sys.executable, str(Path(__file__).resolve()), *options, *where], on_gpu() if asked.gpu else on_cpu(devices))
+    return json_of([sys.executable, str(Path(__file__).resolve()), *options, *where], on_cpu(devices))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How what saving and restoring cost grows: with bytes, arrays, kept steps and hosts, each with a fitted slope.
 
-    python benchmarks/growth.py [--quick] [--json FILE] [--chart FOLDER] [--only TEXT …]
+    python benchmarks/growth.py [--quick] [--json FILE] [--only TEXT …]
 
 Real saves of one process for bytes, arrays and kept steps; real trainers on simulated nodes of this machine for 1, 2 and 4 hosts; and
 the Coordinator's own CPU time with up to 4,096 hosts that answer at once. The slope is that of log(figure) over log(size) in the larger
@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.recovery import started_ray  # noqa: E402
 from benchmarks.side.machine import describe_machine, is_busy, others_share, said  # noqa: E402
 from benchmarks.side.process import json_of, on_cpu  # noqa: E402
-from benchmarks.side.savers import OURS  # noqa: E402
+from benchmarks.side.savers import OURS, from_memory  # noqa: E402
 from benchmarks.side.states import Case  # noqa: E402
 
 STEEP = 1.15  # a slope above this is more than noise
@@ -53,7 +53,6 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes, and not all lines: shows that it runs")
     parser.add_argument("--rounds", type=int, default=3, help="of each size; medians")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--chart", type=Path, metavar="FOLDER", help="write growth.png and growth.svg")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="lines whose name has one of these in it")
     parser.add_argument("--part", choices=sorted(PARTS), help=argparse.SUPPRESS)  # in a process of its own
     parser.add_argument("--sizes", type=int, nargs="+", help=argparse.SUPPRESS)
@@ -82,11 +81,6 @@ def main() -> int:
         asked.json.write_text(
             json.dumps({"machine": machine, "busy": is_busy(machine), "lines": lines, "failed": failed}, indent=1) + "\n"
         )
-    if asked.chart:
-        try:
-            print("charts: " + ", ".join(str(path) for path in draw(lines, machine, asked.chart, quick=asked.quick)))
-        except ImportError as error:
-            print(f"no chart: {error} (pip install 'raystate[bench]')", file=sys.stderr)
     for text in failed:
         print(f"failed: {text}", file=sys.stderr)
     return int(bool(failed))
@@ -135,7 +129,7 @@ def kept_steps(sizes: list[int], rounds: int) -> Line:
                         took.setdefault("durable", []).append(time.perf_counter() - begin_s)
                 for _ in range(rounds):
                     begin_s = time.perf_counter()
-                    jax.block_until_ready(_newest(manager, state))
+                    jax.block_until_ready(from_memory(manager, state))
                     took.setdefault("restore from memory", []).append(time.perf_counter() - begin_s)
                     begin_s = time.perf_counter()
                     jax.block_until_ready(raystate.Reader(config.storage).restore(state).state)
@@ -210,18 +204,11 @@ def _train(config: dict[str, Any]) -> None:
             begin_s = time.perf_counter()
             manager.wait_until_finished()
             took.setdefault("durable", []).append(time.perf_counter() - begin_s)
-            restored = timed("restore from memory", lambda: _newest(manager, reference))
+            restored = timed("restore from memory", lambda: from_memory(manager, reference))
             timed("restore from storage", lambda: raystate.Reader(manager.config.storage).restore(reference).state)
             state = restored
     if jax.process_index() == 0:
         Path(config["out"]).write_text(json.dumps(took))
-
-
-def _newest(manager: Any, reference: Any) -> Any:
-    restored = manager.restore(reference)
-    if restored is None or restored.tier != "memory":
-        raise RuntimeError(f"not restored from memory but from {restored.tier if restored else 'nowhere'}")
-    return restored.state
 
 
 def simulated_hosts(sizes: list[int], rounds: int) -> Line:
@@ -282,40 +269,6 @@ def show(lines: dict[str, Line], machine: dict[str, Any], *, quick: bool) -> Non
             table.add_row(figure, *(f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in values), told)
         console.print(table)
     console.print(said(machine))
-
-
-def draw(lines: dict[str, Line], machine: dict[str, Any], folder: Path, *, quick: bool) -> list[Path]:
-    """Write growth.png and growth.svg. Raises ImportError without matplotlib (`pip install 'raystate[bench]'`)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, all_axes = pyplot.subplots(2, 3, figsize=(13, 7.5))
-    for axes, (name, line) in zip(all_axes.flat, lines.items(), strict=False):
-        what, full, few = LINES[name]
-        sizes = few if quick else full
-        for place, (label, values) in enumerate(line.items()):
-            axes.plot(
-                sizes, values, marker="o", ms=3, lw=1.2, color=f"C{place}", label=f"{label}: slope {slope(sizes, values):.2f}"
-            )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
-        axes.set_title(what, fontsize=9)
-        axes.set_ylabel("ms", fontsize=8)
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=6.5)
-    for axes in all_axes.flat[len(lines) :]:
-        axes.set_axis_off()
-    figure.suptitle(said(machine), fontsize=7, x=0.01, ha="left")
-    figure.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "growth.png", folder / "growth.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return paths
 
 
 if __name__ == "__main__":

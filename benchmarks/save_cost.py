@@ -10,12 +10,11 @@ longer than the loop without saves. Medians.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import logging
 import os
-import shutil
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,114 +24,61 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.side.measure import own_cluster
+from benchmarks.side.savers import OrbaxManager, Raystate, Saver
+from benchmarks.side.states import Case, Work
+
 Save = Callable[[int, Any], Any]
 
 
-def build(state_mib: int, step_s: float) -> tuple[Any, Callable[[Any], Any]]:
-    """(state, step function): 32 matrices of float32 over 4 devices; steps of about `step_s` seconds."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    mesh = Mesh(np.array(jax.devices()), ("x",))
-    leaves = 32
-    rows = max(4, state_mib * (1 << 20) // leaves // 4 // 1024)
-    sharding = NamedSharding(mesh, PartitionSpec("x"))
-
-    def init() -> Any:
-        keys = jax.random.split(jax.random.key(0), leaves)  # what compresses like weights do, not like a constant
-        return {f"w{i}": jax.random.normal(key, (rows - rows % 4, 1024), jnp.float32) for i, key in enumerate(keys)}
-
-    state = jax.jit(init, out_shardings={f"w{i}": sharding for i in range(leaves)})()
-
-    def make(repeats: int) -> Callable[[Any], Any]:
-        def one(x: Any) -> Any:
-            # The work is thrown at a copy: iterated itself, x would soon be a constant, which costs Orbax's compression nothing.
-            return x + 1e-3 * jax.lax.fori_loop(0, repeats, lambda _, y: jnp.sin(y) * 1.0001 + 1e-3, x)
-
-        return jax.jit(lambda tree: jax.tree.map(one, tree), donate_argnums=0)
-
-    repeats = 1
-    while True:
-        step = make(repeats)
-        state = jax.block_until_ready(step(state))
-        begin = time.perf_counter()
-        state = jax.block_until_ready(step(state))
-        took = time.perf_counter() - begin
-        if took >= step_s * 0.7:
-            return state, step
-        repeats = max(repeats + 1, int(repeats * step_s / max(took, 1e-3)))
-
-
-def loop(state: Any, step_fn: Any, steps: int, first: int, every: int, save: Save | None) -> tuple[Any, float, list[float], int]:
-    """Run `steps` steps; (state, seconds, seconds blocked per save, saves).
+def loop(work: Work, steps: int, first: int, every: int, save: Save | None) -> tuple[float, list[float]]:
+    """Run `steps` steps; (seconds, seconds blocked by each durable save).
 
     Saves come in the middle of each `every` steps, so that what a save leaves to the background falls into the time measured.
     """
-    import jax
-
     blocked: list[float] = []
     begin = time.perf_counter()
     for step in range(first, first + steps):
-        state = step_fn(state)
+        work()
         if save is not None:
-            start = time.perf_counter()
-            save(step + 1 + every // 2, state)
-            if (step + 1 + every // 2) % every == 0:
-                blocked.append(time.perf_counter() - start)
-    jax.block_until_ready(state)
-    return state, time.perf_counter() - begin, blocked, steps // every
+            number = step + 1 + every // 2
+            begin_save = time.perf_counter()
+            save(number, work.state)
+            if number % every == 0:
+                blocked.append(time.perf_counter() - begin_save)
+    work.wait()
+    return time.perf_counter() - begin, blocked
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    import jax
-    import orbax.checkpoint as ocp
-    import ray
-
-    import raystate
-
-    state, step_fn = build(args.state_mib, args.step_s)
-    folder = Path(tempfile.mkdtemp(prefix="raystate-bench-", dir=args.dir))
+    work = Work(Case(mib=args.state_mib, arrays=32, devices=4), args.step_s)
     snapshot_every = {"raystate": args.every} | ({} if args.skip_every_step else {"raystate, snapshot every step": 1})
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in ("orbax", *snapshot_every)}
     baseline: list[float] = []
-    ray.init(
-        "local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=bool(os.environ.get("VERBOSE"))
-    )
+    with own_cluster(args.dir) as folder, contextlib.closing(OrbaxManager(folder / "orbax")) as orbax:
+        first = dict.fromkeys(results, 0)
 
-    def save_orbax(step: int, tree: Any) -> None:
-        if step % args.every == 0:
-            orbax.save(step, args=ocp.args.StandardSave(tree))
+        def save_orbax(step: int, tree: Any) -> None:
+            if step % args.every == 0:
+                orbax.save(step, tree)
 
-    try:
-        with ocp.CheckpointManager(folder / "orbax", options=ocp.CheckpointManagerOptions(max_to_keep=2)) as orbax:
-            first = dict.fromkeys(results, 0)
-            for number, (name, snapshots) in enumerate(snapshot_every.items()):  # a process has one StateManager at a time
-                config = raystate.StateConfig(
-                    storage=str(folder / f"raystate-{number}"), run=f"bench-{os.getpid()}-{number}", save_every_steps=args.every,
-                    snapshot_every_steps=snapshots, keep_last=2,
-                )  # fmt: skip
-                with raystate.StateManager(config) as ours:
-                    ours.restore(state)
-                    savers: dict[str, tuple[Save, Callable[[], None]]] = {
-                        "orbax": (save_orbax, orbax.wait_until_finished),
-                        name: (ours.save, ours.wait_until_finished),
-                    }
-                    for round_ in range(args.rounds + 1):  # the first one warms up
-                        state, base, _, _ = loop(state, step_fn, args.steps, 0, args.every, None)
-                        for saver, (save, wait) in savers.items():
-                            state, took, blocked, saves = loop(state, step_fn, args.steps, first[saver], args.every, save)
-                            first[saver] += args.steps
-                            wait()
-                            if round_:
-                                results[saver].append((statistics.median(blocked), (took - base) / saves))
+        for number, (name, snapshots) in enumerate(snapshot_every.items()):  # a process has one StateManager at a time
+            place = folder / f"raystate-{number}"
+            with contextlib.closing(Raystate(place, every=args.every, snapshot_every_steps=snapshots)) as ours:
+                ours.manager.restore(work.state)
+                savers: dict[str, tuple[Saver, Save]] = {"orbax": (orbax, save_orbax), name: (ours, ours.save)}
+                for round_ in range(args.rounds + 1):  # the first one warms up
+                    base, _ = loop(work, args.steps, 0, args.every, None)
+                    for saver, (waited, save) in savers.items():
+                        took, blocked = loop(work, args.steps, first[saver], args.every, save)
+                        first[saver] += args.steps
+                        waited.wait()
                         if round_:
-                            baseline.append(base / args.steps)
-        jax.block_until_ready(state)
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+                            results[saver].append((statistics.median(blocked), (took - base) / (args.steps // args.every)))
+                    if round_:
+                        baseline.append(base / args.steps)
     found = {
         name: {
             "blocked_ms": 1e3 * statistics.median(blocked for blocked, _ in rows),

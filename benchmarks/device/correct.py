@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.device.figures import Teller
 from benchmarks.device.slots import Snapshots, slots_of
-from benchmarks.device.work import Case, Work
+from benchmarks.side.states import Case, Work
 
 DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float16", "int8", "uint32")
 
@@ -33,18 +33,18 @@ def under_donation(mib: int, steps: int) -> int:
     def equal(kept: list[Any], tree: Any) -> Any:
         return jnp.all(jnp.array([jnp.all(a == b) for a, b in zip(kept, bits(tree), strict=True)]))
 
-    work = Work(Case(mib=mib, arrays=16, dtype="float32"), 0.0)
+    work = Work(Case(mib=mib))
     reference = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), work.state)
     found = 0
     with slots_of(2, work.nbytes + (1 << 20)) as slots:
         snapshots = Snapshots(work.state, slots)
-        for _ in range(steps):
+        for step in range(steps):
             work()
             kept = bits(work.state)
-            copied = snapshots.take(work.state)
+            snapshots.save(step, work.state)
             work()  # donates what is being saved
-            copied.wait()
-            found += bool(equal(kept, snapshots.restore(copied, reference)))
+            snapshots.wait()
+            found += bool(equal(kept, snapshots.restore(step, reference)))
         assert not equal(kept, work.state), "a state of another step counts as equal"
     if found != steps:
         raise AssertionError(f"only {found} of {steps} snapshots are what was saved")
@@ -64,12 +64,12 @@ def each_dtype() -> int:
         with slots_of(1, 1 << 20) as slots:
             snapshots = Snapshots(given, slots)
             busy = [jnp.sin(other) @ other for _ in range(4)]
-            copied = snapshots.take(given)
+            snapshots.save(0, given)
             reference = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), given)
             changed = jax.jit(lambda tree: jax.tree.map(lambda x: x + x, tree), donate_argnums=0)(given)
-            copied.wait()
+            snapshots.wait()
             jax.block_until_ready((busy, changed))
-            equal += host(snapshots.restore(copied, reference)) == expected
+            equal += host(snapshots.restore(0, reference)) == expected
     if equal != len(DTYPES):
         raise AssertionError(f"only {equal} of {len(DTYPES)} dtypes are what was saved")
     return equal

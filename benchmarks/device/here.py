@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import platform
 import shutil
 import subprocess
 import tempfile
-import time
-from importlib import metadata
 from typing import Any
 
-VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy", "ray", "grain")
+from benchmarks.side.machine import describe_machine
+
 # Module -> what cannot be measured without it.
 PARTS = {
     "google_crc32c": "anything of raystate",
@@ -25,25 +22,20 @@ PARTS = {
 
 
 def described() -> dict[str, Any]:
-    """Device, link, cores, memory, versions and date."""
+    """The machine, its device and its link, what is free, and what is missing."""
     import jax
 
     devices = jax.devices()
     kinds = sorted({memory.kind for memory in devices[0].addressable_memories()})
     shm = shutil.disk_usage("/dev/shm")
-    disk = shutil.disk_usage(tempfile.gettempdir())
     return {
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        **describe_machine(),
         "platform": devices[0].platform,
         "devices": f"{len(devices)} x {devices[0].device_kind}, memories {', '.join(kinds)}",
         "device_memory_gib": round((devices[0].memory_stats() or {}).get("bytes_limit", 0) / 2**30, 1),
         "link": _nvidia(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "shm_free_gib": f"{shm.free / 2**30:.1f} of {shm.total / 2**30:.1f}",
-        "disk_free_gib": round(disk.free / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
-        "versions": {name: version for name in VERSIONS if (version := _version(name))},
+        "disk_free_gib": round(shutil.disk_usage(tempfile.gettempdir()).free / 2**30, 1),
         "missing": missing(),
     }
 
@@ -59,13 +51,6 @@ def has(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # its package is missing
         return False
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _nvidia() -> str:

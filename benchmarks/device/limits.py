@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.device.figures import OFF, Teller
 from benchmarks.device.slots import slots_of
+from benchmarks.side.limits import timed
 from raystate.machine import checksum
 from raystate.machine.threads import in_threads
 
@@ -38,8 +39,8 @@ def limits(teller: Teller, mib: int) -> None:
     if any(memory.kind == "pinned_host" for memory in device.addressable_memories()):
         pinned = array.sharding.with_memory_kind("pinned_host")
         there = jax.block_until_ready(jax.device_put(array, pinned))
-        tell(OFF, lambda: _timed(lambda: jax.block_until_ready(jax.device_put(array, pinned, may_alias=False))))
-        tell(ONTO, lambda: _timed(lambda: jax.block_until_ready(jax.device_put(there, array.sharding, may_alias=False))))
+        tell(OFF, lambda: timed(lambda: jax.block_until_ready(jax.device_put(array, pinned, may_alias=False))))
+        tell(ONTO, lambda: timed(lambda: jax.block_until_ready(jax.device_put(there, array.sharding, may_alias=False))))
         # What `raystate.arrays.copy` does with it next: a view takes no time, a copy does. An array keeps it, so each time another one.
         tell("pinned memory -> numpy", lambda: _timed_with(lambda: jax.device_put(array, pinned, may_alias=False), np.asarray))
         del there
@@ -47,13 +48,13 @@ def limits(teller: Teller, mib: int) -> None:
     with slots_of(1, nbytes) as (slot,):
         slot.begin()
         data = slot.data_mut[:nbytes]
-        tell("memory -> /dev/shm, one thread", lambda: _timed(lambda: checksum.copy(data, source)))
+        tell("memory -> /dev/shm, one thread", lambda: timed(lambda: checksum.copy(data, source)))
         parts = _parts(nbytes)
         tell(
             f"memory -> /dev/shm, {len(os.sched_getaffinity(0)) // 2 or 1} threads",
-            lambda: _timed(lambda: in_threads(lambda part: checksum.copy(data[part], source[part]), parts, nbytes)),
+            lambda: timed(lambda: in_threads(lambda part: checksum.copy(data[part], source[part]), parts, nbytes)),
         )
-        tell("crc32c, one thread", lambda: _timed(lambda: checksum.crc32c(source)))
+        tell("crc32c, one thread", lambda: timed(lambda: checksum.crc32c(source)))
         if device.platform == "gpu":
             _registered(teller, tell, array, data)
 
@@ -77,7 +78,7 @@ def _registered(teller: Teller, tell: Callable[[str, Callable[[], float]], None]
             status = cuda.cudaMemcpy(address, source, size, ctypes.c_int(D2H))
             assert status == 0, f"cudaMemcpy fails with {status}"
 
-        tell("device -> slot that is registered as pinned", lambda: _timed(go))
+        tell("device -> slot that is registered as pinned", lambda: timed(go))
         teller.add("registering that slot", took_s, "s", of=f"{data.nbytes >> 20} MiB")
         assert data.tobytes() == np.asarray(array).tobytes(), "the registered slot holds what the device has"
     finally:
@@ -101,14 +102,8 @@ def _parts(nbytes: int) -> list[slice]:
     return [slice(start, min(nbytes, start + size)) for start in range(0, nbytes, size)]
 
 
-def _timed(go: Callable[[], Any]) -> float:
-    begin_s = time.perf_counter()
-    go()
-    return time.perf_counter() - begin_s
-
-
 def _timed_with(make: Callable[[], Any], use: Callable[[Any], Any]) -> float:
     import jax
 
     made = jax.block_until_ready(make())
-    return _timed(lambda: use(made))
+    return timed(lambda: use(made))

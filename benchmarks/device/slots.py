@@ -76,11 +76,25 @@ class Copied:
 
 
 class Snapshots:
-    """Takes snapshots as raystate's trainer does: `hold` on the training thread, the copy on another."""
+    """Takes snapshots as raystate's trainer does: `hold` on the training thread, the copy on another.
+
+    Attributes:
+        saved: the newest one that `save` has begun.
+    """
 
     def __init__(self, state: Any, slots: list[Slot]):
         self._slots, self._spare, self._taken = slots, Spare(), 0
         self.plan = describe({"state": state}).plan
+        self.saved = Copied(0.0)
+
+    def save(self, step: int, state: Any) -> None:
+        """As a contestant does, see `Saver`; the step is not told apart."""
+        del step
+        self.saved = self.take(state)
+
+    def wait(self) -> None:
+        """Until it is in its slot."""
+        self.saved.wait()
 
     def take(self, state: Any) -> Copied:
         """Begin one of the state as it will be when its step is computed."""
@@ -107,13 +121,13 @@ class Snapshots:
         found.thread.start()
         return found
 
-    def newest(self) -> Slot:
-        """The slot of the newest snapshot."""
-        return self._slots[(self._taken - 1) % len(self._slots)]
-
-    def restore(self, copied: Copied, reference: Any) -> Any:
+    def restore(self, step: int, reference: Any) -> Any:
         """The newest snapshot, checked against its checksums, as arrays where the reference has them."""
-        data = self.newest().data_mut[: self.plan.layout.data_bytes]
-        spec = self.plan.layout.trees[0].with_values(copied.values)
-        source = MemorySource([Holding(layout=self.plan.layout, data=data, crc32c=copied.crc32c)], "state")
+        del step
+        data = self._slots[(self._taken - 1) % len(self._slots)].data_mut[: self.plan.layout.data_bytes]
+        spec = self.plan.layout.trees[0].with_values(self.saved.values)
+        source = MemorySource([Holding(layout=self.plan.layout, data=data, crc32c=self.saved.crc32c)], "state")
         return restore_tree(reference, spec, source)
+
+    def close(self) -> None:
+        """The slots are somebody else's."""

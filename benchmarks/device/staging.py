@@ -6,6 +6,7 @@ import shutil
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device.figures import Teller
-from benchmarks.device.savers import OURS, STORED, InFolders, Ours, Saver, others_of
+from benchmarks.device.here import has
 from benchmarks.device.slots import Snapshots, slots_of
-from benchmarks.device.work import Case, Work
+from benchmarks.side.savers import OURS, OrbaxManager, OrbaxV1, Saver, Stored
+from benchmarks.side.states import Case, Work
 
 MOST_SLOTS = 3  # as many as a trainer has by default
 LEAST_S = 15  # to free the slots and the pinned pool takes seconds, too
 SPARE_BYTES = 4 << 30  # of the machine's memory, for everything else
+STORED = "raystate.save_async"
+OTHERS: dict[str, tuple[Callable[[Path], Saver], str]] = {  # name -> (what makes it, the package that it needs)
+    "Orbax v0": (lambda folder: OrbaxManager(folder, keep=1), "orbax.checkpoint"),
+    "Orbax v1": (lambda folder: OrbaxV1(folder, keep=1), "orbax.checkpoint"),
+    STORED: (Stored, "pydantic"),
+}
 
 
 class Staging:
@@ -35,6 +43,8 @@ class Staging:
         self._rounds = 1 if quick else 3
         self._every = 4 if quick else 10  # steps of a loop with a snapshot of each, and of one without
         self._snapshots = (1, 3) if quick else (1, 10, 100)  # the memory is told after so many
+        self._step = 0
+        self._saved_at: dict[Saver, int] = {}  # the newest step of each
 
     def run(self, folder: Path, pinned_gb_s: float | None) -> None:
         """`folder`: for the others' saves. `pinned_gb_s`: the machine's limit, if it is known."""
@@ -62,12 +72,28 @@ class Staging:
         with slots_of(min(fit, MOST_SLOTS), slot_bytes) as slots:
             self._at_a_time = max(1, len(slots) - 1)  # one slot keeps the newest whole one
             self._taking = Snapshots(work.state, slots)
-            others = others_of(self._tell, folder, work.nbytes) if self._case.others else {}
-            savers: dict[str, Saver] = {OURS: Ours(self._taking), **others}
+            savers: dict[str, Saver] = {OURS: self._taking, **self._others(folder)}
             self._one_at_a_time(savers, pinned_gb_s)
             self._every_step()
             self._restored(savers)
             self._memory(before - len(slots) * slot_bytes)
+
+    def _others(self, folder: Path) -> dict[str, Saver]:
+        """Those that this machine can run: each needs its package, and room on the disk for two states."""
+        found: dict[str, Saver] = {}
+        for name, (make, needs) in OTHERS.items():
+            if name in self._case.without:
+                continue
+            if not has(needs):
+                self._tell.note(f"{name} is left out: there is no {needs}")
+            elif shutil.disk_usage(folder).free < 2 * len(OTHERS) * self._work.nbytes:
+                self._tell.note(f"{name} is left out: the disk has no room for it")
+            else:
+                try:
+                    found[name] = make(folder / name.replace(" ", "-"))
+                except Exception as error:
+                    self._tell.note(f"{name} is left out: {type(error).__name__}: {error}")
+        return found
 
     def _add(self, name: str, value: float, unit: str, beside: dict[str, float] | None = None) -> None:
         self._tell.add(name, value, unit, of=self._case.name, beside=beside)
@@ -89,7 +115,7 @@ class Staging:
                 try:
                     times = self._saved(saver)
                 except Exception as error:
-                    if isinstance(saver, Ours):
+                    if saver is self._taking:
                         raise
                     self._tell.note(f"{name} is left out: {type(error).__name__}: {error}")
                     savers.pop(name)
@@ -98,8 +124,7 @@ class Staging:
                     continue
                 for found, took in zip((blocked, slowest, done), times, strict=True):
                     found[name].append(took)
-                if isinstance(saver, Ours) and saver.newest is not None:
-                    rates.append(work.nbytes / saver.newest.seconds / 1e9)
+            rates.append(work.nbytes / self._taking.saved.seconds / 1e9)
             took_s = time.perf_counter() - begun_s
         base = warm(alone)
         self._add("step alone", 1e3 * base, "ms")
@@ -116,9 +141,10 @@ class Staging:
         work = self._work
         work()
         work.wait()
+        self._step += 1
         with ThreadPoolExecutor(1) as waiting:
             begin_s = time.perf_counter()
-            saver.save(work.state)
+            saver.save(self._step, work.state)
             blocked_s = time.perf_counter() - begin_s
 
             def until_done() -> float:
@@ -129,8 +155,9 @@ class Staging:
             steps = [work.timed()]
             while not done.done():
                 steps.append(work.timed())
-        if isinstance(saver, InFolders):
-            saver.clear()
+        if isinstance(saver, Stored):
+            saver.keep_only(self._step)
+        self._saved_at[saver] = self._step
         return blocked_s, max(steps), done.result()
 
     def _told(self, name: str, found: dict[str, list[float]], scale: float, unit: str) -> None:
@@ -176,8 +203,8 @@ class Staging:
 
         work = self._work
         reference = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), work.state)
-        savers[OURS].save(work.state)  # the others' folders are there
-        savers[OURS].wait()
+        self._taking.save(0, work.state)  # the others' folders are there
+        self._taking.wait()
         took = defaultdict[str, list[float]](list)
         for name, saver in savers.items():
             try:
@@ -186,14 +213,14 @@ class Staging:
                         break
                     work.state = None
                     begin_s = time.perf_counter()
-                    work.state = jax.block_until_ready(saver.restore(reference))
+                    work.state = jax.block_until_ready(saver.restore(self._saved_at[saver], reference))
                     took[name].append(time.perf_counter() - begin_s)
             except Exception as error:
-                if isinstance(saver, Ours):
+                if saver is self._taking:
                     raise
                 self._tell.note(f"{name} does not restore: {type(error).__name__}: {error}")
                 took.pop(name)
-                work.state = savers[OURS].restore(reference)
+                work.state = self._taking.restore(0, reference)
         work.timed()  # compiles again where these arrays are committed to their device
         fastest = {name: min(all_) for name, all_ in took.items()}
         slot_s = fastest.pop(OURS)

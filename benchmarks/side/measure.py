@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.side.limits import Limits
-from benchmarks.side.savers import OURS, SAVERS, Saver, folder_name
-from benchmarks.side.states import Case, build, on_axis, step_function
+from benchmarks.side.savers import OURS, SAVERS, Saver
+from benchmarks.side.states import Case, Work, on_axis
+
+STEP_S = 0.2
 
 Seconds = dict[str, dict[str, list[float]]]  # figure -> contestant or limit -> one value per round
 
@@ -32,8 +34,7 @@ class Bench:
         self.facts: dict[str, Any] = {}
         self._folder = folder
         self._step = 0
-        self._state = build(case)
-        self._train = step_function(case)
+        self._work = Work(case, STEP_S)
         self._limits = Limits(folder, case.nbytes)
         self._savers: dict[str, Saver] = {}
         for name in names:
@@ -71,15 +72,13 @@ class Bench:
             self._note("bytes on disk", name, size_of(self._folder_of(name) / str(self._step)))
         self._restores(name, first=first)
         # A loop that runs ahead of its devices: the state is still being computed. It was donated to that, and it will be again.
-        import jax
-
-        jax.block_until_ready(self._state)
+        self._work.wait()
         begin = time.perf_counter()
-        self._state = self._train(self._state)
+        self._work()
         began_save = time.perf_counter()
         blocked = self._save_only(saver)
-        self._state = self._train(self._state)
-        jax.block_until_ready(self._state)
+        self._work()
+        self._work.wait()
         self._note("blocked, second save" if first else "blocked, computing", name, blocked)
         if not first:
             self._note("two steps and a save", name, time.perf_counter() - begin)
@@ -88,9 +87,7 @@ class Bench:
 
     def _save(self, saver: Saver) -> tuple[float, float]:
         """(seconds blocked, seconds until it is durable) of a state that is ready."""
-        import jax
-
-        jax.block_until_ready(self._state)
+        self._work.wait()
         begin = time.perf_counter()
         blocked = self._save_only(saver)
         saver.wait()
@@ -99,7 +96,7 @@ class Bench:
     def _save_only(self, saver: Saver) -> float:
         self._step += 1
         begin = time.perf_counter()
-        saver.save(self._step, self._state)
+        saver.save(self._step, self._work.state)
         return time.perf_counter() - begin
 
     def _restores(self, name: str, *, first: bool) -> None:
@@ -110,7 +107,7 @@ class Bench:
         for figure, way in ways.items():
             self._restore(figure, name, way, first=first)
             if name == OURS:
-                self.facts[f"{figure}: bytes read / bytes needed"] = self._savers[OURS].bytes_read / self._bytes()  # type: ignore[attr-defined]
+                self.facts[f"{figure}: bytes read / bytes needed"] = self._savers[OURS].bytes_read / self._work.nbytes  # type: ignore[attr-defined]
         from_memory = getattr(saver, "restore_from_memory", None)
         if from_memory is not None:
             self._restore("restore from memory", name, lambda: from_memory(self._reference(0)), first=first)
@@ -124,8 +121,8 @@ class Bench:
         if not first:
             self._note(figure, name, time.perf_counter() - begin)
             return
-        for key, value in self._state.items():
-            if not np.array_equal(np.asarray(value).view(np.uint8), np.asarray(restored[key]).view(np.uint8)):
+        for key, value in self._work.state.items():
+            if np.asarray(value).tobytes() != np.asarray(restored[key]).tobytes():
                 raise RuntimeError(f"{figure}: {name} gave other values of {key} than were saved")
 
     def _reference(self, axis: int) -> Any:
@@ -135,13 +132,10 @@ class Bench:
             sharding = value.sharding if axis == 0 or value.ndim < 2 else on_axis(self.case, axis)
             return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
 
-        return jax.tree.map(leaf, self._state)
-
-    def _bytes(self) -> int:
-        return sum(value.nbytes for value in self._state.values())
+        return jax.tree.map(leaf, self._work.state)
 
     def _folder_of(self, name: str) -> Path:
-        return self._folder / folder_name(name)
+        return self._folder / name.replace(" ", "-").replace(",", "")
 
 
 def size_of(folder: Path) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.side.savers import OURS, SAVERS, Raystate, Saver
-from benchmarks.side.states import MIB, Case, build, step_function
+from benchmarks.side.states import MIB, Case, Work
 
 LOOK_S = 0.02
 OF_RAYSTATE = ("ray::", "raystate")  # begin of the names of actors' processes
@@ -56,23 +56,19 @@ def watched(arena: Path) -> Iterator[list[int]]:
 
 def peak_mib(case: Case, name: str, folder: Path, saves: int = 4) -> float:
     """The most that a loop takes with a durable save of every step, beyond the same loop without."""
-    import jax
-
-    state, train = build(case), step_function(case, 1)
-    for _ in range(2):
-        state = jax.block_until_ready(train(state))
+    work = Work(case)
     arena = Path(tempfile.mkdtemp(prefix="raystate-bench-", dir="/dev/shm"))
     try:
         with watched(arena) as without:
             for _ in range(2):
-                state = jax.block_until_ready(train(state))
-        saver: Saver = Raystate(folder, arena) if name == OURS else SAVERS[name](folder)
+                work.timed()
+        saver: Saver = Raystate(folder, arena_dir=str(arena)) if name == OURS else SAVERS[name](folder)
         with contextlib.closing(saver), watched(arena) as seen:
             for step in range(1, saves + 1):
-                saver.save(step, state)
-                state = train(state)
+                saver.save(step, work.state)
+                work()
             saver.wait()
-            jax.block_until_ready(state)
+            work.wait()
         return (max(seen) - max(without)) / MIB
     finally:
         shutil.rmtree(arena, ignore_errors=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +33,6 @@ def end_with_parent() -> None:
 def on_gpu() -> dict[str, str]:
     """The environment of a process that sees this machine's GPUs."""
     return {"JAX_PLATFORMS": "cuda,cpu", "RAY_AUTH_MODE": "disabled"}
-
-
-@functools.cache
-def gpus() -> int:
-    """How many JAX sees; a process of its own asks, since who asks takes most of their memory."""
-    try:
-        return json_of([sys.executable, "-c", "import jax; print(len(jax.devices('gpu')))"], on_gpu())
-    except ValueError:  # no driver, or a JAX without CUDA
-        return 0
 
 
 def on_cpu(devices: int = 1) -> dict[str, str]:

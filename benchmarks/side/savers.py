@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,40 +11,38 @@ from typing import Any, Protocol
 OURS = "raystate"
 
 
-def folder_name(name: str) -> str:
-    """What a contestant's folder is called."""
-    return name.replace(" ", "-").replace(",", "")
-
-
 class Saver(Protocol):
     """One contestant with a folder, or a URL, of its own."""
 
     def save(self, step: int, state: Any) -> None:
-        """What a training loop calls."""
+        """What a training loop calls: the next step may donate the state."""
         ...
 
     def wait(self) -> None:
-        """Returns when the last step is durable."""
+        """Returns when the last step is where it is to be."""
         ...
 
     def restore(self, step: int, reference: Any) -> Any:
-        """A step from storage, placed as the reference says."""
+        """The last step from there, placed as the reference says."""
         ...
 
     def close(self) -> None: ...
 
 
 class Raystate:
-    """A StateManager; `Reader` for what comes from storage."""
+    """A StateManager; `Reader` for what comes from storage.
 
-    def __init__(self, folder: Path | str, arena_dir: Path | None = None):
+    Args:
+        every: steps between durable saves.
+        given: more of StateConfig.
+    """
+
+    def __init__(self, folder: Path | str, *, every: int = 1, **given: Any):
         import raystate
 
         self.folder = str(folder)
-        self.config = raystate.StateConfig(
-            storage=self.folder, run=f"bench-{os.getpid()}-{os.path.basename(self.folder)}", save_every_steps=1, keep_last=2,
-            arena_dir=None if arena_dir is None else str(arena_dir),
-        )  # fmt: skip
+        name = f"bench-{os.getpid()}-{os.path.basename(self.folder)}"
+        self.config = raystate.StateConfig(storage=self.folder, run=name, save_every_steps=every, keep_last=2, **given)
         self.manager = raystate.StateManager(self.config)
         self.bytes_read = 0
 
@@ -62,25 +61,30 @@ class Raystate:
 
     def restore_from_memory(self, reference: Any) -> Any:
         """The newest step, out of host memory. Training goes on from there."""
-        restored = self.manager.restore(reference)
-        if restored is None or restored.tier != "memory":
-            raise RuntimeError(f"not restored from memory but from {restored.tier if restored else 'nowhere'}")
-        return restored.state
+        return from_memory(self.manager, reference)
 
     def close(self) -> None:
         self.manager.close()
 
 
+def from_memory(manager: Any, reference: Any) -> Any:
+    """The state that a StateManager has in host memory."""
+    restored = manager.restore(reference)
+    if restored is None or restored.tier != "memory":
+        raise RuntimeError(f"not restored from memory but from {restored.tier if restored else 'nowhere'}")
+    return restored.state
+
+
 class OrbaxManager:
     """Orbax v0's CheckpointManager, asynchronous as by default."""
 
-    def __init__(self, folder: Path | str, *, compress: bool = True):
+    def __init__(self, folder: Path | str, *, compress: bool = True, keep: int = 2):
         import orbax.checkpoint as ocp
 
         self._ocp, self._compress = ocp, compress
         handler = None if compress else ocp.PyTreeCheckpointHandler(use_compression=False)
         self._manager = ocp.CheckpointManager(
-            folder, item_handlers=handler, options=ocp.CheckpointManagerOptions(max_to_keep=2)
+            folder, item_handlers=handler, options=ocp.CheckpointManagerOptions(max_to_keep=keep)
         )  # fmt: skip
 
     def save(self, step: int, state: Any) -> None:
@@ -104,10 +108,10 @@ class OrbaxManager:
 class OrbaxV1:
     """Orbax v1's training.Checkpointer."""
 
-    def __init__(self, folder: Path | str, *, compress: bool = True):
+    def __init__(self, folder: Path | str, *, compress: bool = True, keep: int = 2):
         from orbax.checkpoint import v1
 
-        policy: Any = v1.training.preservation_policies.LatestN(2)
+        policy: Any = v1.training.preservation_policies.LatestN(keep)
         context = v1.Context()
         context.array.saving.use_compression = compress
         self._checkpointer = v1.training.Checkpointer(str(folder), context=context, preservation_policy=policy)
@@ -128,6 +132,36 @@ class OrbaxV1:
     def close(self) -> None:
         self.wait()
         self._checkpointer.close()
+
+
+class Stored:
+    """raystate's own way to storage in one process: `raystate.save_async` into a folder for each step, of which one is kept."""
+
+    def __init__(self, folder: Path | str):
+        self._folder = Path(folder)
+        self._pending: Any = None
+
+    def save(self, step: int, state: Any) -> None:
+        import raystate
+
+        self._pending = raystate.save_async(self._folder / str(step), state)
+
+    def wait(self) -> None:
+        self._pending.result()
+
+    def keep_only(self, step: int) -> None:
+        """Remove all others; nobody is measured now."""
+        for path in self._folder.iterdir():
+            if path.name != str(step):
+                shutil.rmtree(path)
+
+    def restore(self, step: int, reference: Any) -> Any:
+        import raystate
+
+        return raystate.load(self._folder / str(step), reference)
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 SAVERS: dict[str, Callable[[Path | str], Saver]] = {

@@ -56,7 +56,7 @@ def test_what_a_person_looks_at_first_installs_less_than_the_tests_do(tmp_path: 
     installs = {target: make("-n", target, cwd=tmp_path).stdout for target in ("quickstart", "demo", "test-core")}
     extras = {target: re.findall(r"-e '\.\[(.*)\]'", said) for target, said in installs.items()}
     assert extras["quickstart"] == extras["demo"] == ["jobs,gcs-server"]
-    assert extras["test-core"] == ["jobs,dev,gcs-server,bench"]
+    assert extras["test-core"] == ["jobs,dev,gcs-server"]
 
 
 def test_an_old_python_is_named(tmp_path: Path):
@@ -200,5 +200,5 @@ def test_a_benchmark_runs_and_an_unknown_one_does_not():
     done = benchmarks("accelerator", "--quick", "--parts", "correct")  # most others start Ray; tests/timed runs some
     assert done.returncode == 0, done.stderr
     assert "equal bit for bit" in done.stdout
-    assert benchmarks("barrier", "--no-such-option").returncode == 1
+    assert benchmarks("recovery", "--no-such-option").returncode == 1
     assert benchmarks("no-such-benchmark").returncode == 2

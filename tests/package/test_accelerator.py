@@ -71,7 +71,7 @@ def test_each_figure_has_its_name_its_unit_and_its_peers(tmp_path: Path):
     assert content["machine"]["platform"] == "cpu" and content["machine"]["versions"]["jax"]
     assert [row["at_s"] for row in content["figures"]] == sorted(row["at_s"] for row in content["figures"])
     names: list[str] = list(dict.fromkeys(row["of"] for row in content["figures"] if "arrays" in row["of"]))
-    assert names == ["8 MiB, 16 arrays, float32", "8 MiB, 50 arrays, bfloat16"]
+    assert names == ["8 MiB in 16 arrays, float32", "8 MiB in 50 arrays, bfloat16"]
     of_states = {row["name"]: (row["unit"], set(row["beside"])) for row in content["figures"] if row["of"] == names[0]}
     assert of_states == OF_A_STATE
     alone = {row["name"] for row in content["figures"] if row["of"] == names[1] and not row["beside"]}

@@ -43,11 +43,3 @@ def test_back_in_half_the_time_of_plain_ray_and_orbax() -> None:
     sys.stdout.write(f"to the next new step: plain {seconds['plain']:.1f} s, raystate {seconds['raystate']:.1f} s")
     assert seconds["raystate"] <= 0.5 * seconds["plain"]
     assert found["raystate"][0]["repeated_steps"] <= 1
-
-
-def test_every_host_hears_that_a_step_is_complete() -> None:
-    """The benchmark of the barrier, with few hosts; it prints the times."""
-    found = measured("benchmarks/barrier.py", "--hosts", "8", "--steps", "5")
-    sys.stdout.write(f"decided: {sorted(round(ms) for ms in found['ms']['decided'])} ms; CPU time a step: {found['cpu_ms']}")
-    assert found["hosts"] == 8 and len(found["ms"]["decided"]) == 5
-    assert all(decided < in_all for decided, in_all in zip(*found["ms"].values(), strict=True))
