@@ -164,7 +164,7 @@ class Departure:
             rank=session.rank,
             promised=promised,
             broken=tuple(lost.items()),
-            word=session.number,
+            word=session.words.number,
             wait=wait,
         )
 
@@ -189,7 +189,7 @@ class Departure:
                 last=last,
                 promised=promised,
                 broken=tuple(lost.items()),
-                word=session.number,
+                word=session.words.number,
             ),
             timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
             phase="close",
@@ -246,7 +246,7 @@ class Departure:
         # others hear of it before a copy, which may wait for a computation that never ends, is waited for.
         try:
             self._say_phase(reason)
-            if session.arena is None:
+            if session.words.arena is None:
                 session.hang_up()  # it has no word yet that could say so
             with contextlib.suppress(Exception):
                 session.say_failed(reason, error)
@@ -266,7 +266,9 @@ class Departure:
         try:
             reply = session.ask(
                 LeaveReply,
-                lambda ask: ReleaseAsked(ask=ask, reason=reason, lineage=session.lineage, rank=session.rank, word=session.number),
+                lambda ask: ReleaseAsked(
+                    ask=ask, reason=reason, lineage=session.lineage, rank=session.rank, word=session.words.number
+                ),
                 timeout_s=session.config.save_timeout_s,
                 phase="release",
             )

@@ -137,7 +137,7 @@ class DurableSteps:
 
     def told(self) -> int:
         """What the host's word tells, -1: nothing. Shared memory: a loop may ask at every step."""
-        word = self._session.host_word()
+        word = self._session.words.host_word()
         return word.durable_step if word is not None and word.advice >= self._as_of else -1
 
     def latest(self) -> int | None:

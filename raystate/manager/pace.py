@@ -78,7 +78,7 @@ class StoragePace:
 
     def _look(self) -> None:
         """Begin anew when a step has become durable, or in another lineage."""
-        word = self._session.host_word()
+        word = self._session.words.host_word()
         durable = -1 if word is None else word.durable_step
         if self._lineage != self._session.lineage or durable > self._durable:
             self._lineage, self._durable, self._waited_s = self._session.lineage, durable, 0.0

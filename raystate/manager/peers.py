@@ -105,7 +105,7 @@ class FarPieces:
         return HostCall(first.host, "piece_boxes", {**self._what, "rank": first.rank, "boxes": asked})
 
     def _call(self, calls: Sequence[HostCall]) -> Iterator[tuple[int, Any]]:
-        return self._session.call_hosts(calls, timeout_s=PEER_CALL_S)
+        return self._session.link.call_hosts(calls, PEER_CALL_S)
 
 
 def _parts(boxes: Sequence[FarBox]) -> list[list[int]]:

@@ -101,7 +101,7 @@ class Pipeline:
         lineage = self._session.lineage
         self._session.refuse_overtaken(lineage)
         described = None
-        if self.machine.capture_of(given.step, self._session.host_word()) is None:
+        if self.machine.capture_of(given.step, self._session.words.host_word()) is None:
             described = self.describe(given.state, given.items)
             self.check.look(described, given)
             self._move(self._room.need(described, given, known=described.plan is self._plan))
@@ -126,7 +126,9 @@ class Pipeline:
             busy = any(job is not None and job.fills for job in (self._running, *self._jobs))
             decision, job, is_kept = None, None, False
             try:
-                decision = self.machine.on_save(given.step, force=force, host_word=self._session.host_word(), stager_busy=busy)
+                decision = self.machine.on_save(
+                    given.step, force=force, host_word=self._session.words.host_word(), stager_busy=busy
+                )
                 if decision.action in ("stage", "hold"):
                     described = described or self.describe(given.state, given.items)
                     job = self._keep(given, described, slot=decision.slot, promised=decision.promised)
@@ -173,7 +175,7 @@ class Pipeline:
     def _catch_up(self) -> bool:
         """Whether the step that was skipped is kept now."""
         given = self._skipped.due(self.machine.slots.late, self._session.link.clock())
-        if given is None or (taken := self.machine.take_slot(self._session.host_word())) is None:
+        if given is None or (taken := self.machine.take_slot(self._session.words.host_word())) is None:
             return False
         self._skipped.forget()
         try:
@@ -188,7 +190,7 @@ class Pipeline:
         """A loop that runs ahead of its devices waits for its own computation, and then at storage's pace; see `Trainer.must_wait`."""
 
         def has_turn() -> bool:
-            return not self.machine.must_wait(step, force=force, host_word=self._session.host_word())
+            return not self.machine.must_wait(step, force=force, host_word=self._session.words.host_word())
 
         if not self.wait_until(has_turn, 0.0):
             self.wait_until(lambda: self._running is None or self._session.fails, self._session.config.save_timeout_s)
@@ -211,7 +213,7 @@ class Pipeline:
             with self.lock:
                 memento = self.machine.memento()
                 try:
-                    stops, wait = self.machine.reached(step, self._session.host_word())
+                    stops, wait = self.machine.reached(step, self._session.words.host_word())
                 except BaseException:
                     self.machine.put_back(memento)
                     raise
@@ -237,7 +239,7 @@ class Pipeline:
             self.wait_until(self._is_granted, QUICK_ANSWER_S)
 
     def _is_granted(self) -> bool:
-        return (word := self._session.host_word()) is not None and any(word.grants)
+        return (word := self._session.words.host_word()) is not None and any(word.grants)
 
     # ------------------------------------------------------------ the background turn
 
@@ -274,7 +276,7 @@ class Pipeline:
         return True
 
     def _find_slot(self, job: StepCopy) -> bool:
-        taken = self.machine.take_slot(self._session.host_word())
+        taken = self.machine.take_slot(self._session.words.host_word())
         if taken is not None:
             job.slot = taken[0]
         elif self._session.link.clock() > job.give_up_s:

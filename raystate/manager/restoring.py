@@ -116,7 +116,7 @@ class Restoring:
                     rank=session.rank,
                     step=wanted.step,
                     rollback=wanted.rollback,
-                    word=session.number,
+                    word=session.words.number,
                 ),
                 timeout_s=session.config.barrier_timeout_s + session.config.restore_timeout_s,
             )

@@ -46,7 +46,7 @@ class Room:
         Args:
             known: the state is like the one before.
         """
-        arena, layout = self._session.arena, described.layout
+        arena, layout = self._session.words.arena, described.layout
         self._later_bytes = LATER_BYTES + said_bytes(given)
         if again := self.again():
             return again
@@ -84,7 +84,7 @@ class Room:
 
     def again(self) -> SlotNeed | None:
         """As much as now, where somebody has removed the slots' files; None: they are there, or there are none yet."""
-        arena = self._session.arena
+        arena = self._session.words.arena
         if arena is None or not self._session.must_move():
             return None
         return self._has(arena)
@@ -97,7 +97,7 @@ class Room:
         Raises:
             CapacityError: they don't fit; the slots before stay.
         """
-        arena = self._session.arena
+        arena = self._session.words.arena
         roomy = need if arena is None else _with_room(need, self._has(arena))
         if self._session.must_move():
             self._session.move_out()

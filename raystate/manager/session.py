@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from raystate.arena import TrainerArena, arena_path, default_root
 from raystate.arena.files import META
 from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import BarrierTimeoutError, CapacityError, RaystateError, StaleAttemptError, error_from_name
-from raystate.core.formats.messages import (
-    Ask,
-    Failure,
-    HostId,
-    HostWord,
-    Joined,
-    JoinReply,
-    Reply,
-    TrainerExited,
-    TrainerWord,
-)
-from raystate.core.formats.words import host_word_from_json, trainer_word_to_json
+from raystate.core.formats.messages import Ask, Failure, HostWord, Joined, JoinReply, Reply, TrainerExited, TrainerWord
+from raystate.manager.control_words import ControlWords
 from raystate.observe.slow import load
 from raystate.runtime.host import stacks
 from raystate.runtime.host.doorbell import Hello
-from raystate.runtime.link import Gone, HostCall, Link, Ringer, Unreachable
+from raystate.runtime.link import Gone, Link, Ringer, Unreachable
 from raystate.storage import run_hash
 from raystate.waits import AGAIN_S, REPLY_MARGIN_S
 
 R = TypeVar("R", bound=Reply)
+T = TypeVar("T")
+_NO_WORD = HostWord()
 
 
-@dataclass(frozen=True, slots=True)
-class Slots:
+class Slots(NamedTuple):
     """A set of slots that was allotted to this trainer."""
 
     arena: TrainerArena
-    index: int
+    set_index: int
 
 
 class Session:
@@ -65,16 +54,11 @@ class Session:
         self.world = world
         self.host = link.host
         self.incarnation = secrets.token_hex(8)
-        self.arena: TrainerArena | None = None
-        self._number = 0  # of the newest word
+        self.words = ControlWords()
         self.unfinished_restore = False  # one has begun, and has neither ended nor failed
         self.leaver: int | None = None  # the thread that closes or fails: from then on no other one saves or restores
         self._pid = os.getpid()
         self._is_ending = False
-        self._set_index = -1
-        self._word_lock = threading.RLock()  # a signal handler may ask for a step while its thread holds it
-        self._host_word_seq = -1
-        self._host_word: HostWord | None = None
         self.joined: JoinReply = self._join(group)
         self.lineage = self.joined.lineage
         # Where the node's HostActor, which is perhaps just starting, has it.
@@ -175,40 +159,42 @@ class Session:
         Raises BarrierTimeoutError when no answer comes within `timeout_s` plus a margin.
         """
         ask = Ask(secrets.token_hex(8))
-        link = self.link
-        start_s = link.clock()
-        deadline_s = start_s + timeout_s + REPLY_MARGIN_S
+        return self._again(  # the event anew each time: the word that it names may be one that the HostActor can read no more
+            lambda limit_s: self._ask_once(kinds, make_event(ask), limit_s, phase=phase),
+            f"the Coordinator in phase {phase!r}",
+            timeout_s + REPLY_MARGIN_S,
+            phase=phase,
+        )
+
+    def _again(self, call: Callable[[float], T], whom: str, timeout_s: float, **details: Any) -> T:
+        start_s = self.link.clock()
         while True:
-            try:  # the event anew each time: the word that it names may be one that the HostActor can read no more
-                reply = link.ask(make_event(ask), max(0.1, deadline_s - link.clock()))
-            except Gone as error:
-                raise RaystateError(str(error), rank=self.rank, phase=phase) from None
+            waited_s = self.link.clock() - start_s
+            try:
+                return call(max(0.1, timeout_s - waited_s))
             except Unreachable as error:
-                if link.clock() > deadline_s:
-                    waited_s = link.clock() - start_s
-                    raise BarrierTimeoutError(
-                        f"rank {self.rank}: no answer from the Coordinator in phase {phase!r} for {waited_s:.0f} s ({error}); {load()}",
-                        phase=phase, rank=self.rank, waited_s=waited_s,
-                    ) from None  # fmt: skip
-                link.rest(seconds=AGAIN_S)
-                continue
-            if isinstance(reply, Failure):
-                raise error_from_name(reply.error, reply.message, reply.details)
-            assert isinstance(reply, kinds), reply
-            return reply
+                waited_s = self.link.clock() - start_s
+                if waited_s > timeout_s:
+                    text = f"rank {self.rank}: no answer from {whom} for {waited_s:.0f} s ({error}); {load()}"
+                    raise BarrierTimeoutError(text, rank=self.rank, waited_s=waited_s, **details) from None
+            self.link.rest(seconds=AGAIN_S)
+
+    def _ask_once(self, kinds: type[R] | tuple[type[R], ...], event: Any, limit_s: float, **details: Any) -> R:
+        try:
+            reply = self.link.ask(event, limit_s)
+        except Gone as error:
+            raise RaystateError(str(error), rank=self.rank, **details) from None
+        if isinstance(reply, Failure):
+            raise error_from_name(reply.error, reply.message, reply.details)
+        assert isinstance(reply, kinds), reply
+        return reply
 
     def ask_now(self, kind: type[R], make_event: Callable[[Ask], Any], *, timeout_s: float) -> R | None:
         """Ask the Coordinator once; None: it did not answer within `timeout_s`. A Failure is raised as the error it names."""
         try:
-            reply = self.link.ask(make_event(Ask(secrets.token_hex(8))), timeout_s)
+            return self._ask_once(kind, make_event(Ask(secrets.token_hex(8))), timeout_s)
         except Unreachable:
             return None
-        except Gone as error:
-            raise RaystateError(str(error), rank=self.rank) from None
-        if isinstance(reply, Failure):
-            raise error_from_name(reply.error, reply.message, reply.details)
-        assert isinstance(reply, kind), reply
-        return reply
 
     def say_failed(self, reason: str, error: BaseException) -> None:
         """This rank's training failed: the others are stuck without it. Best effort."""
@@ -217,25 +203,15 @@ class Session:
 
     # ------------------------------------------------------------ the HostActor
 
-    def call_host(self, method: str, *, timeout_s: float, host: HostId | None = None, **kwargs: Any) -> Any:
-        """Call a HostActor, again if it is killed meanwhile."""
-        host = host or self.host
-        link = self.link
-        deadline_s = link.clock() + timeout_s
-        while True:
-            try:
-                return link.call_host(host, method, max(0.1, deadline_s - link.clock()), kwargs)
-            except Unreachable:
-                if link.clock() > deadline_s:
-                    raise BarrierTimeoutError(
-                        f"rank {self.rank}: the HostActor of node {host[:8]} did not answer {method!r} within {timeout_s:.0f} s",
-                        rank=self.rank, host=host, phase=method, waited_s=timeout_s,
-                    ) from None  # fmt: skip
-                link.rest(seconds=AGAIN_S)
-
-    def call_hosts(self, calls: Sequence[HostCall], *, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """See `Link.call_hosts`."""
-        return self.link.call_hosts(calls, timeout_s)
+    def call_host(self, method: str, *, timeout_s: float, **kwargs: Any) -> Any:
+        """Call the node's HostActor, again if it is killed meanwhile."""
+        return self._again(
+            lambda limit_s: self.link.call_host(self.host, method, limit_s, kwargs),
+            f"the HostActor of node {self.host[:8]} to {method!r}",
+            timeout_s,
+            phase=method,
+            host=self.host,
+        )
 
     def allot(self, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> Slots | None:
         """Get slots for snapshots of `data_bytes`, to be used with `use`; None: those before will do.
@@ -259,32 +235,25 @@ class Session:
         except CapacityError as error:
             error.details.setdefault("rank", self.rank)
             raise
-        return None if index == self._set_index else Slots(TrainerArena.attach(Path(path), trainer=self.incarnation), index)
+        return None if index == self.words.set_index else Slots(TrainerArena.attach(Path(path), trainer=self.incarnation), index)
 
     def use(self, slots: Slots) -> None:
         """These from now on; those before go back once their contents aren't needed. Raises
         RaystateError: too late."""
-        with self._word_lock:
+        with self.words.lock:
             if self.is_over:  # leaving has let go of the slots: these would stay mapped
                 slots.arena.close()
                 self.refuse_left("save(): the step was not saved")
-            old, self.arena, self._set_index = self.arena, slots.arena, slots.index
-            self._host_word_seq, self._host_word = -1, None
-        if old is not None and old is not slots.arena:
-            old.close()
+            self.words.move(*slots)
         self._introduce()
 
     def must_move(self) -> bool:
         """Whether somebody has removed the files of this trainer's slots, and its HostActor has made room for others."""
-        return self.arena is not None and not self.arena.is_there and (self.arena_path / META).exists()
+        return self.words.is_lost and (self.arena_path / META).exists()
 
     def move_out(self) -> None:
         """Let go of slots whose files were removed, and of what they hold."""
-        with self._word_lock:
-            old, self.arena, self._set_index = self.arena, None, -1
-            self._host_word_seq, self._host_word = -1, None
-        if old is not None:
-            old.close()
+        self.words.move(None)
         self._take_back_stacks()
         self._offer_stacks()
 
@@ -295,58 +264,32 @@ class Session:
 
     def _bell_hello(self) -> Hello:
         return Hello(
-            rank=self.rank, world=self.world, lineage=self.lineage, incarnation=self.incarnation, set_index=self._set_index
+            rank=self.rank, world=self.world, lineage=self.lineage, incarnation=self.incarnation, set_index=self.words.set_index
         )
 
     # ------------------------------------------------------------ control words
 
-    def host_word(self) -> HostWord | None:
-        """What the HostActor last told this trainer. A read of shared memory, decoded only when it has changed."""
-        with self._word_lock:
-            if self.arena is None:
-                return None
-            cell = self.arena.host_cell.read()
-            if cell is not None and cell[0] != self._host_word_seq:
-                self._host_word_seq = cell[0]
-                with contextlib.suppress(ValueError):  # of another version, or damaged: the next one counts
-                    self._host_word = host_word_from_json(cell[1])
-            return self._host_word
-
     @property
     def fails(self) -> bool:
         """Whether the present lineage can't go on, as the Coordinator knows it: ranks hang."""
-        word = self.host_word()
-        return word is not None and word.failure is not None
+        return (self.words.host_word() or _NO_WORD).failure is not None
 
     def refuse_failed(self) -> None:
         """Raises the error that names them."""
-        word = self.host_word()
-        if word is not None and (failure := word.failure) is not None:
+        if failure := (self.words.host_word() or _NO_WORD).failure:
             raise error_from_name(failure.error, failure.message, dict(failure.details))
 
     def save_errors(self) -> tuple[str, ...]:
         """What has failed since the last durable step, as the HostActor told it last."""
-        word = self.host_word()
-        return () if word is None else word.save_errors
+        return (self.words.host_word() or _NO_WORD).save_errors
 
     def storage_fails(self) -> bool:
         """Whether storage has failed or stood still since the last durable step, as far as the HostActor has told."""
-        word = self.host_word()
-        return word is not None and word.storage_fails
-
-    @property
-    def number(self) -> int:
-        """Of the newest word that the HostActor can read; 0: it reads none, also where somebody has
-        removed the word's file. (test_vanished.test_nobody_waits_for_a_word_that_nobody_can_read)"""
-        with self._word_lock:
-            return self._number if self.arena is not None and self.arena.is_there else 0
+        return (self.words.host_word() or _NO_WORD).storage_fails
 
     def write_word(self, word: TrainerWord) -> None:
         """Tell the HostActor, and ring."""
-        with self._word_lock:
-            if self.arena is not None:
-                self.arena.trainer_cell.write(trainer_word_to_json(word))
-                self._number = word.number
+        self.words.write(word)
         if self._bell is not None:
             self._bell.ring()
 
@@ -359,7 +302,4 @@ class Session:
         """Detach on purpose."""
         self._take_back_stacks()
         self.hang_up()
-        with self._word_lock:
-            if self.arena is not None:
-                self.arena.close()
-                self.arena = None
+        self.words.close()

@@ -85,8 +85,8 @@ class LatePromise:
 
     def put(self, session: Session, *, compared: bool) -> None:  # noqa: ARG002 - as `StepCopy.put`
         """The capture is whole: its copy was made before."""
-        assert session.arena is not None and self.slot is not None
-        session.arena.slots[self.slot].promise(self.snapshot, _numbers(self.metrics), self.custom)
+        assert session.words.arena is not None and self.slot is not None
+        session.words.arena.slots[self.slot].promise(self.snapshot, _numbers(self.metrics), self.custom)
 
     def release(self) -> None:
         """There are no bytes."""
@@ -133,7 +133,7 @@ def stage(kept: StepCopy, session: Session, *, compared: bool) -> None:
     Args:
         compared: the header says what this rank holds for itself, so that the ranks' values can be compared.
     """
-    arena, snapshot = session.arena, kept.snapshot
+    arena, snapshot = session.words.arena, kept.snapshot
     assert arena is not None and kept.slot is not None
     plan = kept.held.plan
     ref = arena.put_layout(plan.layout_bytes)

@@ -71,7 +71,7 @@ def test_a_host_actor_that_does_not_answer(config: raystate.StateConfig) -> None
             pytest.raises(raystate.BarrierTimeoutError) as caught,
         ):
             manager.save(1, _state(1))
-        assert str(caught.value) == f"rank 0: the HostActor of node {node[:8]} did not answer 'allot' within 3 s"
+        assert str(caught.value).startswith(f"rank 0: no answer from the HostActor of node {node[:8]} to 'allot' for ")
         manager.save(2, _state(2))
     assert raystate.Reader(config.storage).all_steps() == [2]
 
@@ -87,8 +87,8 @@ def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkey
             pytest.raises(raystate.BarrierTimeoutError) as caught,
         ):
             manager.wait_until_finished()
-        assert re.fullmatch(
-            r"rank 0: no answer from the Coordinator in phase 'flush' for \d+ s \(GetTimeoutError\)", str(caught.value)
+        assert re.match(
+            r"rank 0: no answer from the Coordinator in phase 'flush' for \d+ s \(GetTimeoutError\); ", str(caught.value)
         )
         assert caught.value.waited_s >= 3.0
 

@@ -411,7 +411,7 @@ class Player:
         if line.newest < 0:
             return
         token = self.token(call.number, 0) if line.token is None else line.token
-        if pipeline.machine.capture_of(line.newest, self.manager._session.host_word()) is not None:
+        if pipeline.machine.capture_of(line.newest, self.manager._session.words.host_word()) is not None:
             got = self._save(line.newest, self.token(call.number, 0), True)
         else:
             self.truth.save(self.me, line.newest, token)

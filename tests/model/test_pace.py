@@ -44,6 +44,10 @@ class Session:
     def config(self) -> Any:
         return self
 
+    @property
+    def words(self) -> Any:
+        return self
+
     def clock(self) -> float:
         return self.now_s
 

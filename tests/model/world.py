@@ -460,10 +460,7 @@ class Rank:
         for key in [key for key in self.world.turns if key[0] == self.number]:
             del self.world.turns[key]
         if manager is not None:
-            session = manager._session
-            if session.arena is not None:
-                session.arena.close()
-                session.arena = None
+            manager._session.words.close()
         if link is not None and link.bells:
             for bell in link.bells:  # the lock is free only now
                 if bell.host.loop is not None:

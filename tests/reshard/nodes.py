@@ -204,9 +204,6 @@ class Session:
         self.config = StateConfig(storage=order["root"], run="r", host_timeout_s=0.2)
         self.link = Link(Path(order["root"]))
 
-    def call_hosts(self, calls: Sequence[HostCall], *, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        return self.link.call_hosts(calls, timeout_s)
-
 
 def restore(order: dict[str, Any], reference: Any, rank: int, world: int) -> Restored:
     """This process's part of the snapshot."""
