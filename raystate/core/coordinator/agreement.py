@@ -114,11 +114,8 @@ class Agreement:
             if self._stop is not None and group is not None and (self._stopping is group or self._stop.only):
                 self._stop = None  # the group that was to stop is gone
             return
-        if self._group is not group:
-            known = self._inherit(group)
-            self.snapshots.propose(self.snapshots.proposal, inheriting=not known)
-            if not known:
-                return
+        if self._group is not group and not self._inherit(group):
+            return
         proposal = self.snapshots.proposal
         if proposal is None or proposal.state == "withdrawn":
             self._release_waiting(group)
@@ -135,14 +132,14 @@ class Agreement:
                 self._tries += 1
                 self._propose(group, proposal.kind, proposal.reason, self._until_s)
             elif sum(word.ack_id == proposal.id for word in words) == group.world:
-                self.snapshots.propose(replace(proposal, state="confirmed"))
+                self.snapshots.proposal = replace(proposal, state="confirmed")
                 who = f"all {group.world} ranks {proposal.kind}" if group.world > 1 else f"the only rank {proposal.kind}s"
                 self.context.log("info", f"{who} at step {proposal.step}: {proposal.reason}")
         elif proposal.kind == "save" and sum(word.newest_step >= proposal.step for word in words) == group.world:
             self._tries = 0
             self._released = proposal.id
             self._agreed = (group.lineage, proposal.step)
-            self.snapshots.propose(None)
+            self.snapshots.proposal = None
 
     def _inherit(self, group: Group) -> bool:
         """Go on with what an earlier attempt has proposed to this group. False while that is not known yet.
@@ -164,7 +161,7 @@ class Agreement:
                 # A rank that is shown a newer one than it has agreed to may go past the older one's step.
                 # An outcome that one host knows is the outcome.
                 inherited = max(known, key=lambda one: (one.id, one.state != "proposed"))
-                self.snapshots.propose(inherited)
+                self.snapshots.proposal = inherited
                 self._until_s = self.context.now_s + self.context.settings.barrier_timeout_s
                 self.context.log("info", f"went on with proposal {inherited.id} of an earlier attempt: {inherited.state}")
         if self._group is None or self._group.name != group.name:
@@ -181,7 +178,7 @@ class Agreement:
         if acked <= self._released or (proposal is not None and proposal.id >= acked):
             return
         self._released = acked
-        self.snapshots.propose(Proposal(id=acked, kind="save", step=-1, state="withdrawn", reason="it is not known any more"))
+        self.snapshots.proposal = Proposal(id=acked, kind="save", step=-1, state="withdrawn", reason="it is not known any more")
 
     def _propose(self, group: Group, kind: Literal["stop", "save"], reason: str, until_s: float) -> None:
         if not group.all_seen or group.restoring:
@@ -197,7 +194,7 @@ class Agreement:
             self._stopping = group
         self._until_s = until_s
         step = max(0, newest) + max(1, margin)
-        self.snapshots.propose(Proposal(id=number, kind=kind, step=step, state="proposed", reason=reason))
+        self.snapshots.proposal = Proposal(id=number, kind=kind, step=step, state="proposed", reason=reason)
         self.context.log("info", f"proposal {number}: {kind} at step {step}: {reason}")
 
     def _every_s(self) -> float | None:
@@ -229,7 +226,7 @@ class Agreement:
         return lineage == group.lineage and not any(one == lineage and at >= step for one, at in over)
 
     def _end(self, proposal: Proposal, why: str) -> None:
-        self.snapshots.propose(replace(proposal, state="withdrawn", reason=why))
+        self.snapshots.proposal = replace(proposal, state="withdrawn", reason=why)
         self._tries = 0
         self.context.log("warning", f"proposal {proposal.id} ({proposal.kind} at step {proposal.step}) is withdrawn: {why}")
 

@@ -27,6 +27,7 @@ class Context:
     now_s: float = 0.0
     out: list[Command] = field(default_factory=list[Command])
     attempt: int = 0
+    claimed_s: float = 0.0  # when it has begun
     replies: dict[Ask, Reply] = field(default_factory=dict[Ask, Reply])
     ranks: int = 1  # of the newest group
     open_asks: dict[Ask, type] = field(default_factory=dict[Ask, type])  # what has no reply yet -> which event asked

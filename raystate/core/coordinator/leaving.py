@@ -18,7 +18,7 @@ from raystate.core.formats.events import LeaveAsked, ReleaseAsked
 from raystate.core.formats.names import SnapshotId, group_of
 from raystate.core.formats.replies import LeaveReply
 from raystate.core.formats.texts import of_step
-from raystate.waits import HEARD_S
+from raystate.waits import HEARD_S, STARTS_S
 
 UNFINISHED = "the trainers ended before all ranks had copied it"
 
@@ -34,15 +34,7 @@ class Leaving:
     closing   what is decided is carried out
     """
 
-    def __init__(
-        self,
-        context: Context,
-        memory: Memory,
-        joins: Joins,
-        journal: Journal,
-        saves: Saves,
-        snapshots: Snapshots,
-    ):
+    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
         self.context = context
         self.memory = memory
         self.joins = joins
@@ -350,7 +342,11 @@ class Leaving:
             )
             self._finish()
         elif self.phase == "open":
-            last_s = max(self.snapshots.last_trainer_s, self._idle_since_s)
+            # It may be a while before a host reports a trainer that has just joined.
+            # (test_ending.test_a_trainer_that_has_just_joined_is_a_sign_of_life)
+            unseen = self.joins.is_joining or (self.joins.group is not None and not self.joins.group.seen)
+            starts_s = STARTS_S if unseen else 0.0
+            last_s = max(self.joins.heard_s + starts_s, self.context.claimed_s, self._idle_since_s)
             if now_s - last_s >= settings.idle_timeout_s:
                 self._idle_since_s = now_s
                 self._release(f"no trainer for {now_s - last_s:.0f} s")

@@ -87,7 +87,6 @@ class Coordinator:
             "delete": self.withdrawals,
         }
         self._early: list[Event] = []
-        self._claimed_s = 0.0
         self._end: Finish | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Claimed: self._claim,
@@ -244,11 +243,10 @@ class Coordinator:
         if self.attempt:
             return
         context = self._context
-        self._claimed_s = context.now_s
-        context.attempt = event.entry.attempt
+        context.attempt, context.claimed_s = event.entry.attempt, context.now_s
         context.log("debug", f"attempt {context.attempt} owns run {event.entry.run}: {event.entry.reason}")
         self.journal.start(event)
-        self.snapshots.start(event.hosts)
+        self.memory.gathering = set(event.hosts)  # nothing is decided before they have reported, or have had their time to
         self.agreement.start()
         self._settle()
         early, self._early = self._early, []
@@ -278,7 +276,6 @@ class Coordinator:
             # Its Coordinator is the next one: this one would end under its feet.
             self._context.fail([event.ask], "StaleAttemptError", "the run is being released", released=True)
             return
-        self.snapshots.trainer_heard()
         self.joins.joined(event)
 
     def _stop_asked(self, event: StopAsked) -> None:
@@ -303,7 +300,7 @@ class Coordinator:
 
     def _give_up_waiting(self) -> None:
         """No process sleeps for so long: its open intents are closed, and their steps are free."""
-        if self._context.now_s - self._claimed_s >= self.settings.assume_dead_after_s:
+        if self._context.now_s - self._context.claimed_s >= self.settings.assume_dead_after_s:
             for attempt in sorted(self.journal.held_by):
                 self._context.log("warning", f"attempt {attempt} has not come back: its process is taken for dead")
                 self.journal.attempt_dead(AttemptDead(attempt=attempt))

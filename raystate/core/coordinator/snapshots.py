@@ -1,8 +1,4 @@
-"""From the hosts' reports to advice: which step is stable, which is dead, how often to snapshot, what must be kept, and which ranks lag.
-
-Hosts that skip different steps would never have one in common. So every host learns which steps are dead, and when hosts skip, all
-get a larger common interval.
-"""
+"""From the hosts' reports to advice: which step is stable, which is dead, what must be kept, and which ranks lag."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from dataclasses import replace
 from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.copying import Copying
 from raystate.core.coordinator.group import Group, Joins
+from raystate.core.coordinator.interval import Interval
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.laggards import Laggards
 from raystate.core.coordinator.memory import HostView, Memory, Snap
@@ -19,12 +16,7 @@ from raystate.core.formats.commands import Advise
 from raystate.core.formats.events import HostDown, HostReported
 from raystate.core.formats.names import HostId, SnapshotId, lineage_order
 from raystate.core.formats.replies import Advice, Failure, Proposal
-from raystate.waits import RETRY_FIRST_S, STARTS_S
-
-MAX_INTERVAL = 64
-CALM_SNAPSHOTS = 8  # stable snapshots in a row without a skip before the interval is halved
-TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the interval stays
-_AHEAD = "A loop that runs ahead of its devices skips steps; float(loss) in each step holds it back"
+from raystate.waits import RETRY_FIRST_S
 
 
 class Snapshots:
@@ -41,33 +33,16 @@ class Snapshots:
         self.stable = -1  # in the present lineage
         self.dead: set[int] = set()
         self.lost: set[int] = set()  # of these
-        self.interval = self._longest = 1
-        self.proposal: Proposal | None = None
+        self.interval = Interval(context)
+        self.proposal: Proposal | None = None  # what all ranks are asked to agree on
         self.failure: Failure | None = None
-        self.gather_until_s = 0.0
-        self.inheriting = False  # the proposals of an earlier attempt are not known yet
-        self.last_trainer_s = 0.0  # when a trainer was last seen alive
         self._lineage = ""
         self._advice: Advice | None = None  # the newest
-        self._mark = -1  # skips up to this step were caused by the interval before
-        self._calm = CALM_SNAPSHOTS
         self._restored_keys: set[SnapshotId] = set()  # what the present lineage has restored
         self._moved: list[tuple[HostView, set[SnapshotId]]] = []  # hosts that have reported, with the snapshots that are new
         self._unadvised: list[HostView] = []  # hosts that need the present advice once more
 
     # ---------------------------------------------------------------- events
-
-    def start(self, hosts: tuple[str, ...]) -> None:
-        """This attempt owns the run: nothing is decided before the hosts that there are have reported, or have had their time to."""
-        self.memory.gathering = set(hosts)
-        self.gather_until_s = self.context.now_s + self.context.settings.host_timeout_s
-        self.last_trainer_s = self.context.now_s
-        self.saves.absence.begin()
-
-    def trainer_heard(self) -> None:
-        """A trainer has spoken to the Coordinator itself: it may be a while before its host reports
-        it. (test_ending.test_a_trainer_that_has_just_joined_is_a_sign_of_life)"""
-        self.last_trainer_s = self.context.now_s + STARTS_S
 
     def _speaks(self, view: HostView, incarnation: str, seq: int) -> bool:
         """False for an incarnation that has been replaced."""
@@ -115,8 +90,6 @@ class Snapshots:
         self.saves.absence.heard(view.host)
         touched = memory.take(view, summary)
         moved = self.joins.observe(view)
-        if summary.trainers:
-            self.last_trainer_s = self.context.now_s
         self.memory.gathering.discard(summary.host)
         group = self.joins.group
         if group is not None:
@@ -157,9 +130,7 @@ class Snapshots:
         self._lineage = group.lineage
         self.stable = -1
         self.dead, self.lost = set(), set()
-        self.interval = self._longest = 1
-        self._mark = -1
-        self._calm = CALM_SNAPSHOTS
+        self.interval = Interval(self.context)
         self._laggards.forget()
         self.failure = None
         if not group.adopted:
@@ -187,9 +158,7 @@ class Snapshots:
         group.decide()
         if self.dead:
             self.dead, self.lost = ({one for one in steps if one > step} for steps in (self.dead, self.lost))
-        self._calm += 1
-        if self._calm >= CALM_SNAPSHOTS and self.interval > 1:
-            self._set_interval(self.interval // 2, f"{self._calm} snapshots without a skip")
+        self.interval.stable(group.newest)
 
     def _find_dead(self, view: HostView, new: set[SnapshotId]) -> None:
         """A snapshot is dead once a rank has passed its step and neither holds a piece nor is still staging one.
@@ -224,33 +193,10 @@ class Snapshots:
             self.lost.add(step)
             # An earlier Coordinator may have seen that it had one, which made room. (test_ending.test_why_a_copy_is_gone_is_not_said)
             self.saves.lost(key, f"rank {rank} (host {view.host}) has no copy of it, and newer steps came")
-        unit = self.interval * max(1, self.context.settings.snapshot_every_steps)
-        if not is_new or step <= self._mark or step % unit:
-            return
-        if self._calm >= TOLERATED_EVERY:  # one hiccup must not halve the rate of snapshots
-            self._calm = 0
-        elif self.interval < MAX_INTERVAL:
-            self._set_interval(self.interval * 2, f"{why}. {_AHEAD}")
-
-    def _set_interval(self, interval: int, why: str) -> None:
-        group = self.joins.group
-        self.interval = interval
-        self._mark = -1 if group is None else group.newest
-        self._calm = 0
-        every = interval * max(1, self.context.settings.snapshot_every_steps)
-        # It may go to and fro for hours: people read each length once.
-        level = "info" if interval > self._longest else "debug"
-        self._longest = max(self._longest, interval)
-        self.context.log(level, f"a snapshot every {f'{every} steps' if every > 1 else 'step'} from now: {why}")
+        if is_new:
+            self.interval.skipped(step, group.newest, why)
 
     # ---------------------------------------------------------------- advice
-
-    def propose(self, proposal: Proposal | None, *, inheriting: bool = False) -> None:
-        """What all ranks are asked to agree on. `inheriting`: the proposal of an earlier attempt is
-        not known yet."""
-        self.inheriting = inheriting
-        if proposal != self.proposal:
-            self.proposal = proposal
 
     def fail(self, failure: Failure) -> None:
         """The present lineage cannot go on: each trainer's next save() raises this."""
@@ -302,7 +248,7 @@ class Snapshots:
             dead=tuple(sorted(self.dead)),
             lost=tuple(sorted(self.lost)),
             keep=self.keep(),
-            interval=self.interval,
+            interval=self.interval.steps,
             proposal=self.proposal,
             failure=self.failure,
             durable_step=journal.durable_step,
@@ -334,7 +280,7 @@ class Snapshots:
             elif view.up:
                 self.memory.tell_discard(view)
         self.copying.tick()
-        if self.memory.gathering and now_s >= self.gather_until_s:
+        if self.memory.gathering and now_s - self.context.claimed_s >= settings.host_timeout_s:
             self.context.log("warning", f"hosts {named(sorted(self.memory.gathering))} have not reported; going on without them")
             self.memory.gathering = set()
         if self.failure is None and (failure := self._laggards.not_saving()) is not None:

@@ -24,7 +24,7 @@ class Absence:
     """Which hosts of the worker group are away. Others hold up nothing.
 
     Attributes:
-        changed_s: when one of them went away or came back last; all of them came when this attempt began.
+        changed_s: when one of them went away or came back last.
     """
 
     def __init__(self, context: Context, memory: Memory, joins: Joins):
@@ -35,10 +35,6 @@ class Absence:
         self._silent: list[HostId] = []
         self._look_s = 0.0
         self.changed_s = 0.0
-
-    def begin(self) -> None:
-        """This attempt owns the run."""
-        self.changed_s = self._context.now_s
 
     def went(self, host: HostId) -> None:
         """Its HostActor has died, or is silent."""
