@@ -429,20 +429,14 @@ class Watch:
     def drain(self, notice_s: int, add_node: Callable[[], Any]) -> dict[str, Any]:
         """Tell Ray that rank 1's node goes away; there is another one."""
         import ray
-        import ray._raylet as raylet  # as `ray drain-node` does, which takes seconds to start
-        from ray.core.generated import autoscaler_pb2
+
+        from jobs.striking import drain
 
         add_node()
         self._steady()
         node = [event for event in self._events() if event["event"] == "function" and event["rank"] == 1][-1]["node"]
-        messages: Any = autoscaler_pb2
-        gcs: Any = raylet
-        reason = messages.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         told_s = time.time()
-        address = ray.get_runtime_context().gcs_address
-        accepted, why = gcs.GcsClient(address=address).drain_node(node, reason, "benchmark", int((told_s + notice_s) * 1000))
-        if not accepted:
-            raise RuntimeError(f"Ray refuses to drain the node: {why}")
+        drain(ray.get_runtime_context().gcs_address, node, within_s=notice_s)
         return {"what": f"notice of {notice_s} s", **self._recovered(told_s)}
 
     def goodput(self, for_s: float, every_s: float, ranks: list[int]) -> dict[str, Any]:

@@ -9,53 +9,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-import psutil
-
+from jobs.striking import start_ray
 from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[1]
-
-Started = TypeVar("Started")
-
-
-def kill_all(doomed: Iterable[psutil.Process]) -> None:
-    """SIGKILL; returns when they are gone."""
-    doomed = list(doomed)
-    for process in doomed:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(doomed, timeout=PATIENCE_S)
-
-
-def kill_family(process: psutil.Process) -> None:
-    """SIGKILL a process and all that it has started."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        kill_all([process, *process.children(recursive=True)])
-
-
-def start_ray(start: Callable[[], Started]) -> Started:
-    """What `start` gives, which starts a cluster or a node; again if Ray took longer than it waits itself: 30 s, by no setting more."""
-    import ray
-
-    deadline_s = time.monotonic() + PATIENCE_S
-    here = psutil.Process()
-    while True:
-        before = here.children()
-        try:
-            return start()
-        except Exception as error:
-            if "timed out during startup" not in str(error) or time.monotonic() > deadline_s:
-                raise
-            if not ray.is_initialized():
-                ray.shutdown()
-            for process in here.children():
-                if process not in before:
-                    kill_family(process)
 
 
 @contextlib.contextmanager

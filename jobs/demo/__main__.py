@@ -32,6 +32,7 @@ from jobs.demo.cluster import NODES, START_TIMEOUT_S, DemoFailed, free_port, loc
 from jobs.demo.runs import JOB_TIMEOUT_S, SHORT, WORKERS, Job, Processes, Run, Submission, settings, wait_for
 from jobs.demo.view import Struck, View, ends_table, kills_table
 from jobs.lm.config import load
+from jobs.striking import actors, place_of
 
 MOST_REPEATED = 2  # steps: the snapshot in flight, and one interval
 # Of the quick form: its short steps follow each other faster than a busy machine copies them. Fewer than without the copies, which lie
@@ -77,14 +78,10 @@ def kill_trainer(run: Run, rank: int) -> Kill:
 
 def kill_host_actor(run: Run) -> Kill:
     """The HostActor of one of the nodes: the actors of a run live in the Ray namespace `raystate`."""
-    import ray
-    from ray.util import list_named_actors
-
-    actors: list[Any] = list_named_actors(all_namespaces=True)  # dicts then, although Ray's type says str
-    names = sorted(actor["name"] for actor in actors if actor["namespace"] == "raystate" and actor["name"].startswith("host-"))
-    if not names:
+    place = next((place_of(name, 20.0) for name in actors() if name.startswith("host-")), None)
+    if place is None:
         raise DemoFailed("there is no HostActor to kill: has the run ended already?")
-    pid: Any = ray.get(ray.get_actor(names[0], namespace="raystate").pid.remote(), timeout=20)
+    _, pid = place
     step, now_s = run.newest_step(), time.time()
     os.kill(pid, signal.SIGKILL)
     return Kill(what="HostActor", pid=pid, at_step=step, at_s=now_s, spares_trainers=True)

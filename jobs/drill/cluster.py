@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 
 from jobs.arenas import arenas, remove_arenas
+from jobs.striking import drain, family, kill_all, lose_node, raylet_of, start_ray
 
 NODES = 3  # beside the head: one for each rank, and one that waits
 TRAINER = "drill-trainer"  # the Ray resource that keeps trainers off the head
@@ -32,8 +32,6 @@ NOTICED = {
 }
 NODE_DEAD_S = 60.0  # by which Ray has given up a node that doesn't answer
 NOTICE_S = 60  # of a drain: so long that a run which waited for it would be late
-STARTS = 3  # tries to start Ray, which gives up after 30 s by no setting
-WAIT_S = 120.0
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -84,26 +82,16 @@ class Simulated:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(self.folder / "compiled")
         clock, variables = self._new_clock()
         head = {**HEAD, "_system_config": NOTICED, "env_vars": variables}
-        self._cluster = self._try(lambda: Cluster(initialize_head=True, head_node_args=head))
+        self._cluster: Any = start_ray(lambda: Cluster(initialize_head=True, head_node_args=head))
         self._clock_of[self._cluster.head_node.node_id] = clock
         self.address = self._cluster.address
         for _ in range(NODES):
             self.add_node()
 
-    def _try(self, start: Any) -> Any:
-        for left in reversed(range(STARTS)):
-            try:
-                return start()
-            except Exception as error:
-                if "timed out during startup" not in str(error) or not left:
-                    raise
-                logging.getLogger(__name__).info("Ray was too slow to start, once more: %s", error)
-        return None
-
     def add_node(self) -> None:
         """One more node, with a clock of its own. It is ready some seconds later."""
         clock, variables = self._new_clock()
-        node = self._try(lambda: self._cluster.add_node(wait=False, env_vars=variables, **NODE))
+        node = start_ray(lambda: self._cluster.add_node(wait=False, env_vars=variables, **NODE))
         self._nodes[node.node_id] = node
         self._clock_of[node.node_id] = clock
 
@@ -117,11 +105,7 @@ class Simulated:
 
     def processes(self, node: str) -> list[psutil.Process]:
         """The raylet and all that it has started; none if it is gone."""
-        with contextlib.suppress(psutil.NoSuchProcess, KeyError):
-            raylet = psutil.Process(self._nodes[node].all_processes["raylet"][0].process.pid)
-            if raylet.status() != psutil.STATUS_ZOMBIE:
-                return [raylet, *raylet.children(recursive=True)]
-        return []
+        return family(raylet_of(self._nodes[node])) if node in self._nodes else []
 
     def has_clock(self, node: str) -> bool:
         """Whether this node's clock is the drill's to set."""
@@ -160,10 +144,7 @@ class Simulated:
 
     def lose(self, node: str) -> None:
         """What a vanished machine takes with it: all processes, and what it had in shared memory."""
-        doomed = list({*self.processes(node), *self._stopped.pop(node, ())})
-        _kill_all(doomed)
-        remove_arenas(node)
-        self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
+        lose_node(self._cluster, self._nodes.pop(node), self._stopped.pop(node, ()))
 
     def stop(self, node: str) -> None:
         """SIGSTOP to all of its processes."""
@@ -184,16 +165,7 @@ class Simulated:
 
     def announce(self, node: str) -> None:
         """What a preempted node's cloud has Ray do."""
-        import ray._raylet as raylet  # as `ray drain-node` does, which takes seconds to start
-        from ray.core.generated import autoscaler_pb2
-
-        messages: Any = autoscaler_pb2
-        gcs: Any = raylet
-        reason = messages.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-        until_ms = int((time.time() + NOTICE_S) * 1000)
-        accepted, why = gcs.GcsClient(address=self.address).drain_node(node, reason, "preemption", until_ms)
-        if not accepted:
-            raise RuntimeError(f"Ray refuses to drain node {node}: {why}")
+        drain(self.address, node, within_s=NOTICE_S)
 
     def jump(self, node: str, by_s: float) -> None:
         """The node's wall clock, for the Python programs on it."""
@@ -240,16 +212,9 @@ class Simulated:
         with contextlib.suppress(Exception):  # what is left is ended below
             self._cluster.shutdown()
         left = [process for process in psutil.Process().children(recursive=True) if process not in self._before]
-        _kill_all(left)
+        kill_all(left)
         for node in self._clock_of:
             remove_arenas(node)
-
-
-def _kill_all(doomed: list[psutil.Process]) -> None:
-    for process in doomed:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(doomed, timeout=WAIT_S)
 
 
 @contextlib.contextmanager

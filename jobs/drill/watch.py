@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.util import list_named_actors
 
 from jobs.drill.plan import PHASES
 from jobs.drill.training import ACTORS, Scribe
+from jobs.striking import NAMESPACE, actors, place_of
 
-NAMESPACE = "raystate"  # Ray's, of the run's actors
 POLL_S = 0.02
 ANSWER_S = 2.0
 IDLE, STAGING, SAVING, COMMITTING, RECOVERING = PHASES
@@ -115,7 +113,7 @@ class Run:
 
     def find(self) -> bool:
         """Whether there is a Coordinator of this run; its hash is known then."""
-        for name in _names():
+        for name in actors():
             if name.startswith("coordinator-"):
                 report = _ask(name, "status", ANSWER_S)
                 if report is not None and report.run == self._name:
@@ -130,20 +128,15 @@ class Run:
 
     def coordinator(self) -> tuple[str, int] | None:
         """(its node, its pid), if it answers."""
-        return _place(f"coordinator-{self.hash}")
+        return place_of(f"coordinator-{self.hash}", ANSWER_S)
 
     def host(self, node: str) -> tuple[str, int] | None:
         """(node, pid) of the HostActor there, if it answers."""
-        return _place(f"host-{self.hash}-{node}")
+        return place_of(f"host-{self.hash}-{node}", ANSWER_S)
 
     def actors(self) -> list[str]:
         """Names of those that live."""
-        return [name for name in _names() if self.hash and self.hash in name]
-
-
-def _names() -> list[str]:
-    actors: Any = list_named_actors(all_namespaces=True)  # dicts then, although Ray's type says str
-    return sorted(actor["name"] for actor in actors if actor["namespace"] == NAMESPACE)
+        return [name for name in actors() if self.hash and self.hash in name]
 
 
 def _ask(name: str, method: str, timeout_s: float) -> Any | None:
@@ -151,18 +144,6 @@ def _ask(name: str, method: str, timeout_s: float) -> Any | None:
         return ray.get(getattr(ray.get_actor(name, namespace=NAMESPACE), method).remote(), timeout=timeout_s)
     except Exception:  # dead, stopped, of an older version, or too busy
         return None
-
-
-def _place(name: str) -> tuple[str, int] | None:
-    try:
-        handle: Any = ray.get_actor(name, namespace=NAMESPACE)
-        return ray.get(handle.__ray_call__.remote(_where), timeout=ANSWER_S)
-    except Exception:  # as above
-        return None
-
-
-def _where(_actor: object) -> tuple[str, int]:
-    return ray.get_runtime_context().get_node_id(), os.getpid()
 
 
 def phase_of(status: Any | None, trained: int) -> str:

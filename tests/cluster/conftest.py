@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import raystate
+from jobs.striking import start_ray
 from raystate.arena.locks import FileLock
 from raystate.machine.fault_points import FOLDER
 from raystate.testing.gcs import GcsServer
 from tests.cluster import strikes, toy
 from tests.cluster.training import NODE, NODES, STEPS, Training, pausing
 from tests.patience import PATIENCE_S
-from tests.processes import start_ray
 
 
 @pytest.fixture(scope="session")

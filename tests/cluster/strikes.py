@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-import ray
 from ray._private import worker
-from ray.exceptions import GetTimeoutError, RayActorError
 
-from raystate.actors.naming import NAMESPACE, coordinator_name, find_hosts, host_name
-from raystate.arena import SlotSet, arena_path, default_root
+from jobs.striking import lose_node, place_of, raylet_of
+from raystate.actors.naming import coordinator_name, find_hosts, host_name
+from raystate.arena import SlotSet, default_root
 from raystate.core.formats.errors import RaystateError
 from raystate.machine.fault_points import FOLDER
 from raystate.storage import run_hash
 from tests.cluster.training import SAVES_EVERY, Training, wait_for
-from tests.patience import PATIENCE_S
-from tests.processes import kill_family
 
 PHASES = ("training", "staging", "writing", "publishing")
-NOTICE_S = 3600  # so far away that a run which waited for it would not end within the test's patience
 SEED = int(os.environ["RAYSTATE_SEED"])  # drawn by tests/conftest.py, which prints it
 
 ROUNDS = range(len(PHASES)) if os.environ.get("RAYSTATE_ALL") else [SEED % len(PHASES)]
@@ -139,7 +132,7 @@ def _kill_actor(training: Training, actor: str) -> None:
 
 def raylet_of_a_trainer(training: Training, cluster: Any) -> tuple[int, Any]:
     """(pid of the raylet, node) of a node with a trainer. Not the head."""
-    raylets = {node.all_processes["raylet"][0].process.pid: node for node in cluster.list_all_nodes() if not node.is_head()}
+    raylets = {raylet_of(node): node for node in cluster.list_all_nodes() if not node.is_head()}
     for pid in training.events.pids().values():
         raylet = psutil.Process(pid).ppid()
         if raylet in raylets:
@@ -148,24 +141,7 @@ def raylet_of_a_trainer(training: Training, cluster: Any) -> tuple[int, Any]:
 
 
 def kill_node(training: Training, cluster: Any) -> None:
-    """The raylet, all that it has started, and the node's arena: what a vanished machine takes with it."""
-    _, node = raylet_of_a_trainer(training, cluster)
-    lose_node(cluster, node, run_hash(training.config.storage, training.config.run))
-
-
-def lose_node(cluster: Any, node: Any, run: str) -> None:
-    """The same, of this node and the run of this hash."""
-    kill_family(psutil.Process(node.all_processes["raylet"][0].process.pid))
-    shutil.rmtree(arena_path(default_root(None), run, node.node_id), ignore_errors=True)  # another HostActor may have swept it
-    cluster.remove_node(node, allow_graceful=False)
-
-
-def drain(address: str, node_id: str, *, within_s: int = NOTICE_S) -> None:
-    """What a preempted node's cloud has Ray do."""
-    ray = str(Path(sys.executable).parent / "ray")
-    given = ["--address", address, "--node-id", node_id, "--deadline-remaining-seconds", str(within_s)]
-    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "preemption"]
-    subprocess.run([ray, "drain-node", *given, *why], check=True, capture_output=True, timeout=PATIENCE_S)
+    lose_node(cluster, raylet_of_a_trainer(training, cluster)[1])
 
 
 _KILL = {
@@ -186,12 +162,8 @@ def phase_of(victim: str, turn: int) -> str:
 
 def pid_of(name: str) -> int | None:
     """Of a named actor of raystate's, if it answers."""
-    try:
-        actor: Any = ray.get_actor(name, namespace=NAMESPACE)
-        pid: Any = ray.get(actor.pid.remote(), timeout=5.0)
-        return int(pid)
-    except (ValueError, RayActorError, GetTimeoutError):
-        return None
+    place = place_of(name)
+    return place and place[1]
 
 
 def wait_for_line(told: str, *, failed: Callable[[], Any]) -> None:

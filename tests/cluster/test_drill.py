@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from jobs.striking import kill_family
 from tests.cluster.training import REPO
 from tests.patience import PATIENCE_S
-from tests.processes import kill_family
 
 SEED = os.environ["RAYSTATE_SEED"]  # drawn by tests/conftest.py, which prints it
 FIXED = "trainer,host,coordinator,node,drain,outage,stall,stop-trainer,stop-host,stop-coordinator,stop-node,clock"
@@ -32,7 +31,7 @@ def drill(folder: Path, kinds: str, *given: str) -> dict[str, Any]:
         try:
             said, _ = process.communicate(timeout=PATIENCE_S)
         except BaseException:
-            kill_family(psutil.Process(process.pid))
+            kill_family(process.pid)
             raise
     assert process.returncode == 0, said
     assert all(len(line) <= 80 for line in said.splitlines()), said

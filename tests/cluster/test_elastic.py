@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 import raystate
-from raystate.storage import run_hash
+from jobs.striking import lose_node, start_ray
 from raystate.train.standby import SWITCH
 from tests.cluster import toy
-from tests.cluster.strikes import lose_node, newest_in_memory, raylet_of_a_trainer
+from tests.cluster.strikes import newest_in_memory, raylet_of_a_trainer
 from tests.cluster.training import NODE, NODES, Training, wait_for, with_callback
 from tests.patience import PATIENCE_S
-from tests.processes import start_ray
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
@@ -236,7 +235,7 @@ def test_two_workers_become_one_and_two_again(
     assert starts(training)[1]["world"] == 2, "a dead process alone makes nothing smaller"
     wait_for_copies(training, starts(training)[1]["step"] + 1)
     _, node = raylet_of_a_trainer(training, two_nodes)
-    lose_node(two_nodes, node, run_hash(training.config.storage, training.config.run))
+    lose_node(two_nodes, node)
     wait_for_start(training, 3)
     training.wait_step(starts(training)[2]["step"] + 3)
     start_ray(lambda: two_nodes.add_node(**NODE))
@@ -263,7 +262,7 @@ def test_a_size_that_the_program_cannot_do_is_taken_back(two_nodes: Any, make_ru
     training = begin(make_run(), out, train_but_never_with_two_again, max_failures=2)
     _, node = raylet_of_a_trainer(training, two_nodes)
     (out / NO_MORE_TWO).touch()
-    lose_node(two_nodes, node, run_hash(training.config.storage, training.config.run))
+    lose_node(two_nodes, node)
     wait_for_start(training, 2)
     training.wait_step(starts(training)[1]["step"] + 3)
     start_ray(lambda: two_nodes.add_node(**NODE))
@@ -285,7 +284,7 @@ def test_a_trainer_of_ones_own_is_elastic_too(two_nodes: Any, make_run: Any, tmp
     out = tmp_path / "out"
     training = begin(run, out, launch=with_callback)
     _, node = raylet_of_a_trainer(training, two_nodes)
-    lose_node(two_nodes, node, run_hash(run.storage, run.run))
+    lose_node(two_nodes, node)
     wait_for_start(training, 2)
     start_ray(lambda: two_nodes.add_node(**NODE))
     training.finish()

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import raystate
+from jobs.striking import start_ray
 from raystate.actors.naming import run_actors
 from raystate.storage import run_hash
 from tests.cluster import strikes
 from tests.cluster.strikes import ROUNDS, VICTIMS, came_of, held, newest_in_memory, phase_of, strike
 from tests.cluster.training import NODE, NODES, SAVES_EVERY, STEPS, Driver, wait_for
 from tests.patience import PATIENCE_S
-from tests.processes import start_ray
 
 
 @pytest.mark.long

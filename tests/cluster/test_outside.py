@@ -10,16 +10,16 @@ from typing import Any
 
 import jax
 import numpy as np
-import psutil
 import pytest
 
 import raystate
+from jobs.striking import kill_family
 from raystate.arena import default_root
 from raystate.storage import run_hash
 from tests.cluster import strikes
 from tests.diffs import apply_hunk, hunks_of
 from tests.patience import PATIENCE_S
-from tests.processes import REPO, job_environment, kill_family
+from tests.processes import REPO, job_environment
 
 SCRIPT = Path(__file__).with_name("outside_script.py")
 # README's first script has one.
@@ -62,7 +62,7 @@ class Run:
     def kill(self) -> None:
         """The script, its Ray, and all that this has started."""
         if self._process.poll() is None:
-            kill_family(psutil.Process(self._process.pid))
+            kill_family(self._process.pid)
             self._process.wait()
 
 

@@ -11,12 +11,14 @@ import psutil
 import pytest
 
 import raystate
+from jobs.striking import drain, kill_family, raylet_of, start_ray
 from raystate.actors.naming import host_name
 from raystate.storage import run_hash
-from tests.cluster.strikes import drain, pid_of, raylet_of_a_trainer
+from tests.cluster.strikes import pid_of, raylet_of_a_trainer
 from tests.cluster.training import NODE, NODES, STEPS, Training, wait_for
 from tests.patience import PATIENCE_S
-from tests.processes import kill_family, start_ray
+
+FAR_S = 3600.0  # a run which waited for it would not end within the test's patience
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def leaving_node(ray_cluster: Any) -> Any:
     gone: list[Any] = []
     yield gone
     for node in gone:
-        kill_family(psutil.Process(node.all_processes["raylet"][0].process.pid))
+        kill_family(raylet_of(node))
         ray_cluster.remove_node(node, allow_graceful=False)
     while len(ray_cluster.list_all_nodes()) < NODES:
         start_ray(lambda: ray_cluster.add_node(**NODE))
@@ -50,7 +52,7 @@ def test_a_drained_node_is_left_at_once_and_without_loss(
     training.wait_step(6)
     raylet, node = raylet_of_a_trainer(training, ray_cluster)
     leaving_node.append(node)
-    drain(ray_cluster.address, node.node_id)
+    drain(ray_cluster.address, node.node_id, within_s=FAR_S)
     training.go_on(50)
     wait_for(lambda: training.events.starts() == 2, "another start", failed=lambda: training.error)
     start = training.events.newest_start()

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 import raystate
+from jobs.striking import lose_node, start_ray
 from raystate.actors.naming import run_actors
 from raystate.storage import run_hash
-from tests.cluster.strikes import lose_node, newest_in_memory
+from tests.cluster.strikes import newest_in_memory
 from tests.cluster.training import NODE, wait_for
 from tests.patience import PATIENCE_S
-from tests.processes import free_port, start_ray, xla_flags
+from tests.processes import free_port, xla_flags
 
 SHAPE = (64, 48)
 ARRAYS = 3
@@ -122,7 +123,7 @@ def test_four_ranks_lose_nodes_and_go_on_as_two(ray_cluster: Any, tmp_path: Path
         assert raystate.Reader(config.storage).all_steps() == [2]
 
         for node in added:
-            lose_node(ray_cluster, node, name)
+            lose_node(ray_cluster, node)
         for one in trainers:
             ray.kill(one)
 

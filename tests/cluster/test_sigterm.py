@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 import raystate
+from jobs.striking import kill_family
 from tests.cluster.training import REPO, wait_for
-from tests.processes import job_environment, kill_family
+from tests.processes import job_environment
 
 TRAINS = """
 import os, signal, sys, time
@@ -79,7 +80,7 @@ def test_its_newest_step_is_durable(make_run: Any, tmp_path: Path, how: str, sig
             script.wait()
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
-                kill_family(psutil.Process(script.pid))
+                kill_family(script.pid)
     said = out.read_text()
     assert script.returncode == code, said[-3000:]
     steps = [int(line.split()[1]) for line in said.splitlines() if line.startswith("step ")]

@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
+from jobs.striking import family, kill_family
 from tests.cluster.training import REPO, wait_for
-from tests.processes import job_environment, kill_family
+from tests.processes import job_environment
 
 STEPS = 40
 LIMIT_S = 12.0
@@ -44,16 +45,10 @@ print(json.dumps([result.step, [one.cause for one in result.recoveries], list(re
 """
 
 
-def family(pid: int) -> set[psutil.Process]:
-    """A process and all that it has started."""
-    process = psutil.Process(pid)
-    return {process, *process.children(recursive=True)}
-
-
 def stop(pid: int) -> set[psutil.Process]:
     """SIGSTOP all of them; one that has just been started, too."""
     stopped: set[psutil.Process] = set()
-    while new := family(pid) - stopped:
+    while new := {*family(pid)} - stopped:
         for process in new:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGSTOP)
@@ -80,8 +75,7 @@ def test_a_run_whose_processes_stood_still_together_goes_on(make_run: Any, tmp_p
                     process.send_signal(signal.SIGCONT)
             said, _ = driver.communicate()
         finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                kill_family(psutil.Process(driver.pid))
+            kill_family(driver.pid)
     assert driver.returncode == 0, said[-3000:]
     assert json.loads(said.splitlines()[-1]) == [STEPS, [], []], said[-3000:]
     assert "is down" not in said and "made no step" not in said, said[-3000:]

@@ -12,17 +12,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from rich.console import Console
 
+from jobs.striking import kill_family
 from raystate.log_lines import OURS
 from raystate.train.result import Recovery, RunResult
 from raystate.train.terminal import Shown, calm, tell_end, tell_start, worker
 from raystate.waits import SAID_AGAIN_S
 from tests.cluster.training import REPO
 from tests.patience import PATIENCE_S
-from tests.processes import kill_family
 
 OF_RANK_0 = """\
 Starting JAX distributed service on [::]:42159
@@ -155,7 +154,6 @@ def terminal_of(program: str, tmp_path: Path, *arguments: str) -> list[str]:
         [sys.executable, "job.py", str(tmp_path), *arguments], cwd=tmp_path, env=environment | {"PYTHONPATH": str(REPO)},
         stdin=theirs, stdout=theirs, stderr=theirs, process_group=0,
     )  # fmt: skip
-    family = psutil.Process(process.pid)
     os.close(theirs)
     found: list[bytes] = []
     reader = threading.Thread(target=_read, args=(mine, found))
@@ -164,7 +162,7 @@ def terminal_of(program: str, tmp_path: Path, *arguments: str) -> list[str]:
         assert process.wait(PATIENCE_S) == 0, b"".join(found).decode()
         reader.join(PATIENCE_S)
     finally:
-        kill_family(family)
+        kill_family(process.pid)
     text = re.sub(r"\x1b\[[0-9;]*m", "", b"".join(found).decode())
     sys.stdout.write(text)
     return [line for line in text.splitlines() if not SLOW.search(line)]

@@ -45,6 +45,7 @@ from ray.train.v2.api.preemption import PreemptionInfo
 from ray.train.v2.jax import JaxTrainer
 
 import raystate
+from jobs.striking import lose_node
 from raystate.actors import release as release_module
 from raystate.actors.blame import raised, unpacked
 from raystate.cli import story
@@ -56,7 +57,6 @@ from raystate.train import bundles, elastic, endings, group_actors, jax_backend,
 from raystate.train import callback as callback_module
 from raystate.train import trainer as trainer_module
 from raystate.train.callback import RayTrainCallback
-from tests.cluster.strikes import lose_node
 from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
 
@@ -749,7 +749,7 @@ def test_a_start_ends_when_its_place_is_gone(ray_cluster: Any) -> None:
     ray_cluster.wait_for_nodes(PATIENCE_S)
     placement = ray.util.placement_group([{"CPU": 1, "doomed": 1}])
     assert placement.wait(PATIENCE_S)
-    lose_node(ray_cluster, doomed, "none")
+    lose_node(ray_cluster, doomed)
     # Until Ray's head knows, it sends the worker to the lost node, and the worker dies there: another end of a start.
     wait_for(lambda: ray.util.placement_group_table(placement)["state"] != "CREATED", "Ray to miss the node")
     there = PlacementGroupSchedulingStrategy(placement_group=placement, placement_group_bundle_index=0)

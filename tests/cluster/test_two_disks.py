@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
+from jobs.striking import kill_family
 from raystate.storage import run_hash
 from tests.patience import PATIENCE_S
-from tests.processes import REPO, job_environment, kill_family
+from tests.processes import REPO, job_environment
 
 # A node of its own mounts, in which the run's folder lies on another disk.
 ON_ANOTHER_DISK = 'mount -t tmpfs none "$0" && exec "$@"'
@@ -26,7 +26,7 @@ from ray.train import ScalingConfig
 import raystate
 from raystate.actors.naming import run_actors
 from raystate.storage import run_hash
-from tests.processes import start_ray, kill_family
+from jobs.striking import start_ray, kill_family
 from tests.patience import PATIENCE_S
 import psutil
 
@@ -68,7 +68,7 @@ try:
     with open(sys.argv[2], "w") as file:
         json.dump(found, file)
 finally:
-    kill_family(psutil.Process(other.pid))
+    kill_family(other.pid)
     ray.shutdown()
     cluster.shutdown()
 """
@@ -87,7 +87,7 @@ def test_two_disks_at_one_path_are_refused_with_both_hosts(tmp_path: Path) -> No
         _, errors = driver.communicate(timeout=PATIENCE_S)
     finally:
         if driver.poll() is None:
-            kill_family(psutil.Process(driver.pid))
+            kill_family(driver.pid)
     assert driver.returncode == 0, errors[-3000:]
     found = json.loads(result.read_text())
     for name in ("both", "other"):

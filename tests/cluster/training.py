@@ -14,12 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import raystate
+from jobs.striking import kill_family
 from tests.cluster import toy
 from tests.patience import PATIENCE_S
-from tests.processes import kill_family, xla_flags
+from tests.processes import xla_flags
 
 REPO = Path(__file__).parents[2]
 NODES = 3
@@ -246,7 +245,7 @@ class Driver(Training):
         """SIGKILL the driver and what it has started. Nothing if it has ended."""
         if self.process.poll() is not None:
             return
-        kill_family(psutil.Process(self.process.pid))
+        kill_family(self.process.pid)
 
     def finish(self, timeout_s: float = PATIENCE_S) -> Any:
         self.go_to_end()

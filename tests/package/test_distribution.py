@@ -24,9 +24,9 @@ from typing import Any
 
 import pytest
 
+from jobs.striking import start_ray
 from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
-from tests.processes import start_ray
 
 REPO = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]

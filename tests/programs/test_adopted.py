@@ -13,12 +13,13 @@ import psutil
 import pytest
 
 import raystate
+from jobs.striking import kill_all, kill_family
 from raystate.observe.ledger import read_ledger
 from raystate.storage import open_storage
 from tests.cluster.training import wait_for
 from tests.diffs import apply_hunk, hunks_of
 from tests.patience import PATIENCE_S
-from tests.processes import REPO, job_environment, kill_all, kill_family
+from tests.processes import REPO, job_environment
 
 PAGE = REPO / "docs/howto/adopt.md"
 ORIGINALS = Path(__file__).parent / "originals"
@@ -75,7 +76,7 @@ class Program:
 
     def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            kill_family(psutil.Process(self._process.pid))
+            kill_family(self._process.pid)
             self._process.wait()
 
 
