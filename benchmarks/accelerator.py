@@ -24,8 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.device.figures import OFF, Figures, Teller, table  # noqa: E402
 from benchmarks.device.staging import OTHERS, Staging  # noqa: E402
+from benchmarks.side.figures import OFF, Figures, Teller, table  # noqa: E402
 from benchmarks.side.states import Case  # noqa: E402
 
 

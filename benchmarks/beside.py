@@ -1,4 +1,4 @@
-"""One table: what saving, restoring and recovering cost, beside Orbax and the machine's own limits.
+"""What saving, restoring and recovering cost, beside Orbax and the machine's own limits.
 
     python benchmarks/beside.py [--quick] [--json FILE] [--only TEXT …]
 
@@ -12,27 +12,33 @@ CPU devices: accelerator.py has the others.
 from __future__ import annotations
 
 import argparse
-import json
+import functools
+import logging
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.side import rows as table  # noqa: E402
-from benchmarks.side.machine import describe_machine, is_busy, others_share, said  # noqa: E402
+from benchmarks.side.figures import Figures, Teller, table  # noqa: E402
+from benchmarks.side.goals import LIMIT, Goal, tell_beside, tell_case  # noqa: E402
+from benchmarks.side.machine import describe_machine, others_share, said  # noqa: E402
 from benchmarks.side.process import json_of, on_cpu  # noqa: E402
 from benchmarks.side.savers import OURS, SAVERS  # noqa: E402
-from benchmarks.side.show import show  # noqa: E402
 from benchmarks.side.states import Case  # noqa: E402
 
 ROOM = 9  # times a state's size must be free: the state, its copies, slots, and what the peers keep
+MOST_S = 3600.0  # of one part
+ALL_S = 6 * MOST_S
+IMPORT = "import time; begin = time.perf_counter(); import raystate; print(time.perf_counter() - begin)"
+IMPORTS = 5
 UNCOMPRESSED = ("Orbax v0, uncompressed", "Orbax v1, uncompressed")  # left out of three states, so that all takes 40 minutes
 QUICK = (
     Case(mib=16, shape="mixed", arrays=150, dtype="bfloat16", rounds=1),
@@ -48,139 +54,143 @@ FULL = (
     # A save takes Orbax half a minute. Compressed or not is the same here: what it does for each array is what costs.
     Case(mib=160, shape="small", arrays=10_000, rounds=1, without=UNCOMPRESSED),
 )
-OTHERS = {  # benchmarks whose figures are in the table, too, but for --quick: their options
-    "save_cost": ["--state-mib", "128", "--rounds", "3"],
-    "recovery": ["--ranks", "1", "0"],
-}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one process measures, and with how many CPU devices."""
+
+    name: str
+    measure: Callable[[Teller], None]
+    devices: int = 1
 
 
 def main() -> int:
     """Exit status 0: all was measured; 1: a part failed."""
-    asked = arguments()
-    if asked.part:
-        print(json.dumps(part(asked)))
-        return 0
-    machine, rows, failed = describe_machine(), [], []
-    print(said(machine), flush=True)
-    for name, work in works(asked):
-        print(f"measuring: {name}", end="", file=sys.stderr, flush=True)
-        begin_s = time.monotonic()
-        try:
-            rows += work()
-        except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
-            failed.append(f"{name}: {error}")
-        print(f" ({time.monotonic() - begin_s:.0f} s)", file=sys.stderr, flush=True)
-        write(asked, machine, rows, failed)  # what was measured is kept if the rest is not waited for
-    machine["load_after"] = round(others_share(), 3)
-    show(rows, machine)
-    write(asked, machine, rows, failed)
-    for text in failed:
-        print(f"failed: {text}", file=sys.stderr)
-    return int(bool(failed))
-
-
-def write(asked: argparse.Namespace, machine: dict[str, Any], rows: list[table.Row], failed: list[str]) -> None:
-    """The JSON, if it is asked for."""
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        report = {"machine": machine, "busy": is_busy(machine), "rows": [row.as_json() for row in rows], "failed": failed}
-        asked.json.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small states and few rounds: shows that it runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", default=ROOT / "build/bench/bench.json", help="of all figures")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="parts whose name has one of these in it")
-    parser.add_argument("--peers", nargs="*", choices=list(SAVERS)[1:], help="beside these only")
+    parser.add_argument("--peers", nargs="*", choices=list(SAVERS)[1:], default=list(SAVERS)[1:], help="beside these only")
     parser.add_argument("--rounds", type=int, help="instead of each state's own number")
-    parser.add_argument("--dir", default=None, help="where checkpoints go (default: the system's temporary directory)")
-    parser.add_argument("--part", choices=("case", "memory", "start"), help=argparse.SUPPRESS)  # in a process of its own
-    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--saver", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    parser.add_argument("--dir", help="where checkpoints go (default: the system's temporary directory)")
+    parser.add_argument("--one", nargs=3, metavar=("PART", "S", "FOLDER"), help=argparse.SUPPRESS)  # in its own process
+    asked = parser.parse_args()
+    if asked.one:
+        logging.disable(logging.WARNING)
+        name, limit_s, _ = asked.one
+        tell = Teller(float(limit_s))
+        next(part for part in parts(asked) if part.name == name).measure(tell)
+        tell.tell(done=True)
+        return 0
+    asked.json.parent.mkdir(parents=True, exist_ok=True)
+    figures, machine = Figures(asked.json, ALL_S), describe_machine()
+    figures.content["machine"] = machine
+    print(said(machine), flush=True)
+    me = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--one"]
+    for part in parts(asked):
+        if not asked.only or any(text in part.name for text in asked.only):
+            figures.part(part.name, [*me, part.name], least_s=0.0, most_s=MOST_S, environment=on_cpu(part.devices))
+    machine["load_after"] = round(others_share(), 3)
+    figures.finish()
+    print(table(figures.content))
+    return int(bool(figures.content["failed"]))
 
 
-def works(asked: argparse.Namespace) -> list[tuple[str, Any]]:
-    """(name, function that gives rows) of what is to be measured."""
-    found: list[tuple[str, Any]] = []
+def parts(asked: argparse.Namespace) -> list[Part]:
+    """All of them, in order."""
+    found: list[Part] = []
     for cases in (QUICK,) if asked.quick else ((case,) for case in FULL):  # of --quick all on one Ray
         if asked.rounds:
             cases = tuple(replace(case, rounds=asked.rounds) for case in cases)
-        found.append(("; ".join(case.name for case in cases), lambda cases=cases: _cases(asked, cases)))
-    memory = Case(mib=16 if asked.quick else 256)
-    found.append((f"memory, {memory.name}", lambda: _memory(asked, memory)))
-    found.append(("start", lambda: _start(asked)))
-    for name, options in OTHERS.items():
-        if not asked.quick:
-            found.append((name, lambda name=name, options=options: _other(name, options)))
-    return [(name, work) for name, work in found if not asked.only or any(text in name for text in asked.only)]
+        names = "; ".join(case.name for case in cases)
+        found.append(Part(name=names, measure=functools.partial(states, asked, cases), devices=cases[0].devices))
+    of_memory = Case(mib=16 if asked.quick else 256)
+    found.append(Part(name=f"memory, {of_memory.name}", measure=functools.partial(memory, asked, of_memory)))
+    found.append(Part(name="start", measure=functools.partial(start, asked)))
+    return found if asked.quick else [*found, Part(name="save_cost", measure=save_cost), Part(name="recovery", measure=recovery)]
 
 
 # ------------------------------------------------------------ each in a process of its own
 
 
-def part(asked: argparse.Namespace) -> Any:
-    """What a part's process prints."""
-    import logging
-
-    logging.disable(logging.WARNING)
-    if asked.part == "case":
-        from benchmarks.side.measure import measure
-
-        return measure([Case(**one) for one in asked.case], _contestants(asked), asked.dir)
-    if asked.part == "memory":
-        from benchmarks.side.measure import own_cluster, own_folder
-        from benchmarks.side.memory import peak_mib
-
-        with (own_cluster if asked.saver == OURS else own_folder)(asked.dir) as folder:
-            return peak_mib(Case(**asked.case[0]), asked.saver, folder / "saves")
-    from benchmarks.side.start import started
-
-    return started(asked.dir, 1 if asked.quick else 3)
-
-
-def _contestants(asked: argparse.Namespace) -> list[str]:
-    return [name for name in SAVERS if name == OURS or asked.peers is None or name in asked.peers]
-
-
-def _cases(asked: argparse.Namespace, cases: tuple[Case, ...]) -> list[table.Row]:
-    """In one process."""
+def states(asked: argparse.Namespace, cases: tuple[Case, ...], tell: Teller) -> None:
     import psutil
 
+    from benchmarks.side.measure import measure
+
     free = min(psutil.virtual_memory().available, shutil.disk_usage(asked.dir or tempfile.gettempdir()).free)
+    fit = [case for case in cases if free >= ROOM * case.nbytes]
     for case in cases:
-        if free < ROOM * case.nbytes:
-            print(f"left out: {case.name} wants {ROOM * case.mib / 1024:.0f} GiB of memory and disk", file=sys.stderr)
-            cases = tuple(other for other in cases if other is not case)
-    if not cases:
-        return []
-    options = ["--part", "case", "--case", json.dumps([asdict(case) for case in cases])]
-    if asked.peers is not None:
-        options += ["--peers", *asked.peers]
-    found = _own_process(asked, options, devices=cases[0].devices)
-    return [row for case, one in zip(cases, found, strict=True) for row in table.rows_of(one, case.shape)]
+        if case not in fit:
+            tell.note(f"left out: {case.name} wants {ROOM * case.mib / 1024:.0f} GiB of memory and disk")
+    for case, found in zip(fit, measure(fit, [OURS, *asked.peers], asked.dir), strict=True):
+        tell_case(tell, case.name, found["seconds"], small=case.shape == "small")
+        for figure, share in found["facts"].items():
+            tell.note(f"{case.name}: {figure} {share:.3f}")
 
 
-def _memory(asked: argparse.Namespace, case: Case) -> list[table.Row]:
-    peaks: dict[str, float] = {}
-    for name in _contestants(asked)[: 1 if asked.quick else None]:  # raystate comes first
-        peaks[name] = _own_process(asked, ["--part", "memory", "--case", json.dumps([asdict(case)]), "--saver", name])
-    return [table.row_of_memory(peaks, case.name, 3 * case.mib + 64)]
+def memory(asked: argparse.Namespace, case: Case, tell: Teller) -> None:
+    """Each contestant in a process of its own again: they share no allocator."""
+    names = [OURS, *([] if asked.quick else asked.peers)]
+    peaks = {name: [json_of([sys.executable, "-m", "benchmarks.side.memory", str(case.mib), name])] for name in names}
+    limit = ("3 slots + 64 MiB", [3.0 * case.mib + 64])
+    tell_beside(tell, "extra memory while saving, peak", peaks, "MiB", of=case.name, goals=[Goal(1, LIMIT)], limit=limit)
 
 
-def _start(asked: argparse.Namespace) -> list[table.Row]:
-    return table.rows_of_start(_own_process(asked, ["--part", "start", *(["--quick"] if asked.quick else [])]))
+def start(asked: argparse.Namespace, tell: Teller) -> None:
+    """The import, and the first StateManager of a run on a Ray that runs."""
+    from benchmarks.side.measure import own_cluster
+    from benchmarks.side.savers import Raystate
+
+    imports: list[float] = []
+    for _ in range(IMPORTS + 1):
+        done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+        imports.append(1e3 * float(done.stdout))
+    managers: list[float] = []
+    with own_cluster(asked.dir) as folder:
+        import jax
+
+        jax.devices()
+        for number in range(1 if asked.quick else 3):
+            begin_s = time.perf_counter()
+            saver = Raystate(folder / f"run{number}")
+            managers.append(1e3 * (time.perf_counter() - begin_s))
+            saver.close()
+    for name, values, wanted_ms in (
+        ("import raystate", imports[1:], 30.0),
+        ("first StateManager on a running Ray", managers, 1500.0),
+    ):
+        limit = ("as long as is wanted", [wanted_ms])
+        tell_beside(tell, name, {OURS: values}, "ms", of="start", goals=[Goal(1, LIMIT)], limit=limit)
 
 
-def _other(name: str, options: list[str]) -> list[table.Row]:
-    found = json_of([sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options, "--json"])
-    return table.rows_of_save_cost(found) if name == "save_cost" else table.rows_of_recovery(found)
+def _other(name: str, *options: str) -> Any:
+    return json_of([sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options, "--json"])
 
 
-def _own_process(asked: argparse.Namespace, options: list[str], *, devices: int = 1) -> Any:
-    where = ["--dir", asked.dir] if asked.dir else []
-    return json_of([sys.executable, str(Path(__file__).resolve()), *options, *where], on_cpu(devices))
+def save_cost(tell: Teller) -> None:
+    found = _other("save_cost", "--state-mib", "128", "--rounds", "3")
+    cost = {name: [row["lost_ms"]] for name, row in found["per_save"].items()}
+    case, orbax = f"{found['state_mib']} MiB, steps of {found['step_ms']:.0f} ms", cost.pop("orbax")
+    for name, values in cost.items():
+        both = {OURS: values, "Orbax v0": orbax}
+        goals = [Goal(0.2, "Orbax v0")] if name == OURS else []
+        tell_beside(tell, f"training time lost per save, {name}", both, "ms", of=case, goals=goals)
+
+
+def recovery(tell: Teller) -> None:
+    found: dict[str, list[dict[str, Any]]] = _other("recovery", "--ranks", "1", "0")
+    plain = "JaxTrainer with Orbax"
+    for rank in (1, 0):
+        took = {
+            {"plain": plain}.get(name, name): [1e3 * row["to_new_step_s"] for row in rows if row["rank"] == rank]
+            for name, rows in found.items()
+        }
+        repeated = max(row["repeated_steps"] for row in found[OURS] if row["rank"] == rank)
+        name = f"kill -9 of rank {rank} to the next new step"
+        tell_beside(tell, name, took, "ms", of="two ranks, one node", goals=[Goal(0.25, plain)])
+        tell.note(f"{name}: at most {repeated} steps repeated")
 
 
 if __name__ == "__main__":

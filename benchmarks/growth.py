@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +87,35 @@ def main() -> int:
 
 def measured(name: str, sizes: tuple[int, ...], rounds: int, *, quick: bool) -> Line:
     """One line: a process for each size of a state, but of --quick and the rest one for all sizes."""
-    if name not in ("bytes", "arrays"):
-        me = str(Path(__file__).resolve())
-        return json_of([sys.executable, me, "--part", name, "--rounds", str(rounds), "--sizes", *map(str, sizes)], on_cpu())
     line: Line = {}
-    cases = [Case(mib=n, rounds=rounds) if name == "bytes" else Case(mib=64, shape="small", arrays=n, rounds=rounds) for n in sizes]
-    for together in (cases,) if quick else ([case] for case in cases):
-        options = ["--part", "case", "--case", json.dumps([asdict(case) for case in together]), "--peers"]
-        for found in json_of([sys.executable, str(ROOT / "benchmarks" / "beside.py"), *options], on_cpu()):
-            for figure in FIGURES:
-                line.setdefault(figure, []).append(1e3 * statistics.median(found["seconds"][figure][OURS]))
+    for together in [[size] for size in sizes] if name in ("bytes", "arrays") and not quick else [sizes]:
+        options = ["--part", name, "--rounds", str(rounds), "--sizes", *map(str, together)]
+        for figure, values in json_of([sys.executable, str(Path(__file__).resolve()), *options], on_cpu()).items():
+            line.setdefault(figure, []).extend(values)
     return line
 
 
 # ------------------------------------------------------------ each in a process of its own
+
+
+def in_bytes(sizes: list[int], rounds: int) -> Line:
+    """States of so many MiB."""
+    return states([Case(mib=size, rounds=rounds) for size in sizes])
+
+
+def in_arrays(sizes: list[int], rounds: int) -> Line:
+    """States of so many arrays."""
+    return states([Case(mib=64, shape="small", arrays=size, rounds=rounds) for size in sizes])
+
+
+def states(cases: list[Case]) -> Line:
+    """What raystate alone takes for each."""
+    from benchmarks.side.measure import measure
+
+    line: Line = {}
+    for found in measure(cases, [OURS], None):
+        _add(line, {figure: found["seconds"][figure][OURS] for figure in FIGURES})
+    return line
 
 
 def kept_steps(sizes: list[int], rounds: int) -> Line:
@@ -233,7 +247,7 @@ def _add(line: Line, took: Line) -> None:
         line.setdefault(figure, []).append(1e3 * statistics.median(seconds))
 
 
-PARTS = {"kept steps": kept_steps, "hosts": hosts, "simulated hosts": simulated_hosts}
+PARTS = {"bytes": in_bytes, "arrays": in_arrays, "kept steps": kept_steps, "hosts": hosts, "simulated hosts": simulated_hosts}
 
 
 # ------------------------------------------------------------ what it says

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.device.figures import Teller
 from benchmarks.device.slots import Snapshots, slots_of
+from benchmarks.side.figures import Teller
 from benchmarks.side.states import Case, Work
 
 DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float16", "int8", "uint32")

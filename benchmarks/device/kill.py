@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import sys
 
-from benchmarks.device.figures import Teller
 from benchmarks.device.here import missing
+from benchmarks.side.figures import Teller
 from benchmarks.side.process import ROOT, json_of, on_cpu, on_gpu
 
 QUICK = ["--width", "64", "--save-every", "6", "--settle-s", "1"]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.device.figures import OFF, Teller
 from benchmarks.device.slots import slots_of
+from benchmarks.side.figures import OFF, Teller
 from benchmarks.side.limits import timed
 from raystate.machine import checksum
 from raystate.machine.threads import in_threads

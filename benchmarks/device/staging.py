@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.device.figures import Teller
 from benchmarks.device.here import has
 from benchmarks.device.slots import Snapshots, slots_of
+from benchmarks.side.figures import Teller
 from benchmarks.side.savers import OURS, OrbaxManager, OrbaxV1, Saver, Stored
 from benchmarks.side.states import Case, Work
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -180,8 +179,3 @@ def _measured(case: Case, folder: Path, names: list[str]) -> dict[str, Any]:
     with contextlib.closing(bench):
         bench.run()
     return {"case": case.name, "seconds": bench.seconds, "facts": bench.facts}
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """What a table says of some measurements."""
-    return {"median": statistics.median(values), "low": min(values), "high": max(values), "n": len(values)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.side.measure import own_cluster, own_folder
 from benchmarks.side.savers import OURS, SAVERS, Raystate, Saver
 from benchmarks.side.states import MIB, Case, Work
 
@@ -72,3 +74,9 @@ def peak_mib(case: Case, name: str, folder: Path, saves: int = 4) -> float:
         return (max(seen) - max(without)) / MIB
     finally:
         shutil.rmtree(arena, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    mib, contestant = sys.argv[1:]
+    with (own_cluster if contestant == OURS else own_folder)(None) as place:
+        print(peak_mib(Case(mib=int(mib)), contestant, place / "saves"))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-OURS = "raystate"
+from benchmarks.side.figures import OURS
 
 
 class Saver(Protocol):

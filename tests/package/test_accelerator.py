@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.device.figures import Figures, shown
+from benchmarks.side.figures import Figures, shown
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

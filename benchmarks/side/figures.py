@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 WIDTH = 58  # of a figure's name on the terminal
+OURS = "raystate"
 OFF = "device -> pinned memory"  # the limit of a snapshot's copy
+
+
+Values = float | Sequence[float]
+
+
+def _several(values: Values) -> Sequence[float]:
+    return [values] if isinstance(values, int | float) else values
 
 
 class Teller:
@@ -27,16 +36,30 @@ class Teller:
     def __init__(self, limit_s: float):
         self._end_s = time.monotonic() + limit_s
 
-    def add(self, name: str, value: float, unit: str, *, of: str = "", beside: Mapping[str, float] | None = None) -> None:
-        """Tell a figure.
+    def add(
+        self,
+        name: str,
+        value: Values,
+        unit: str,
+        *,
+        of: str = "",
+        beside: Mapping[str, Values] | None = None,
+        goals: Sequence[str] = (),
+    ) -> None:
+        """Tell a figure. Of several values the median, with the lowest and the highest.
 
         Args:
             name: what was measured.
             unit: of `value` and of all in `beside`.
             of: the state that it was measured with.
             beside: what others took for the same in the same run, by name.
+            goals: how it stands to each.
         """
-        self.tell(name=name, of=of, value=value, unit=unit, beside=dict(beside or {}))
+        given = {OURS: value, **(beside or {})}
+        middle = {who: statistics.median(_several(values)) for who, values in given.items()}
+        spreads = {who: (min(found), max(found)) for who, values in given.items() if len(found := _several(values)) > 1}
+        more = {**({"spreads": spreads} if spreads else {}), **({"goals": list(goals)} if goals else {})}
+        self.tell(name=name, of=of, value=middle.pop(OURS), unit=unit, beside=middle, **more)
 
     def note(self, text: str) -> None:
         """Something that the reader of the figures must know."""
@@ -65,13 +88,16 @@ class Figures:
         self.content: dict[str, Any] = {"finished": False, "machine": {}, "figures": [], "notes": [], "failed": []}
         self._write()
 
-    def part(self, name: str, command: list[str], *, least_s: float, most_s: float) -> bool:
+    def part(
+        self, name: str, command: list[str], *, least_s: float, most_s: float, environment: Mapping[str, str] | None = None
+    ) -> bool:
         """Run a part in a process of its own: one that hangs or dies is told, and the next one begins with a free device.
 
         Args:
             command: gets two more arguments: how long it may take, in seconds, and a folder that is removed after it.
             least_s: a part that is not begun with less than that left.
             most_s: it is killed after so many.
+            environment: more variables for it.
 
         Returns:
             Whether it has succeeded.
@@ -84,8 +110,9 @@ class Figures:
         limit_s = min(most_s, left_s)
         late = threading.Event()
         with tempfile.TemporaryDirectory(prefix="raystate-bench-", ignore_cleanup_errors=True) as folder:
+            given = {**os.environ, **(environment or {})}
             asked = [*command, f"{limit_s:.0f}", folder]
-            running = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True, process_group=0)
+            running = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True, process_group=0, env=given)
 
             def end() -> None:
                 late.set()
@@ -139,8 +166,9 @@ class Figures:
                     text = f"  {note}"
                 case row:
                     self.content["figures"].append({**row, "at_s": round(self.taken_s, 1)})
-                    others = "".join(f"; {other} {shown(value)}" for other, value in row["beside"].items())
-                    text = f"  {row['name']:{WIDTH}} {shown(row['value']):>10} {row['unit']}{others}"
+                    others = "".join(f"; {other} {_told(row, other)}" for other in row["beside"])
+                    goals = "".join(f"\n    {goal}" for goal in row.get("goals", ()))
+                    text = f"  {row['name']:{WIDTH}} {_told(row, OURS):>10} {row['unit']}{others}{goals}"
             self._write()
             print(text, flush=True)
         return False
@@ -161,13 +189,22 @@ def shown(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def _told(row: Mapping[str, Any], who: str) -> str:
+    """A contestant's value, with its lowest and highest where there were several."""
+    text = shown(row["value"] if who == OURS else row["beside"][who])
+    low, high = row.get("spreads", {}).get(who, (None, None))
+    return text if low is None else f"{text} ({shown(low)} to {shown(high)})"
+
+
 def table(content: Mapping[str, Any]) -> str:
     """The figures as a page of documentation has them."""
     lines = [f"- {name}: {value}" for name, value in content["machine"].items()]
-    lines += ["", "| state | figure | value | beside |", "|---|---|---|---|"]
+    lines += ["", "| state | figure | value | beside | goals |", "|---|---|---|---|---|"]
     for row in content["figures"]:
-        others = ", ".join(f"{name} {shown(value)}" for name, value in row["beside"].items())
-        lines.append(f"| {row['of']} | {row['name']} | {shown(row['value'])} {row['unit']} | {others} |")
+        others = ", ".join(f"{name} {_told(row, name)}" for name in row["beside"])
+        lines.append(
+            f"| {row['of']} | {row['name']} | {_told(row, OURS)} {row['unit']} | {others} | {'; '.join(row.get('goals', ()))} |"
+        )
     lines += ["", *(f"- {note}" for note in content["notes"])]
     lines += [f"- {one['part']}: {one['why']}" for one in content["failed"]]
     return "\n".join(lines)
