@@ -53,11 +53,6 @@ def held(phase: str, training: Any, *, before: Callable[[], Any] | None = None) 
         hold.unlink()
 
 
-def held_pids(phase: str) -> list[int]:
-    """Who waits there."""
-    return [int(path.name.split(".")[1]) for path in Path(os.environ[FOLDER]).glob(f"{phase}.*.reached")]
-
-
 def newest_in_memory(run: Any, *, nodes: int = 1) -> int:
     """The newest step whose pieces all lie in this machine's shared memory, each in the arenas of so many nodes; -1 if there is none.
 
@@ -90,20 +85,6 @@ def strike(training: Training, victim: str, phase: str, cluster: Any) -> tuple[i
         wait_for(lambda: training.events.starts() > starts, f"a start after the death of {victim}", failed=lambda: training.error)
     training.wait_step(before + 3)
     return before, in_memory
-
-
-def coordinator_pid(training: Training) -> int:
-    return _pid(coordinator_name(run_hash(training.config.storage, training.config.run)))
-
-
-def host_pid(training: Training) -> int:
-    """Of one HostActor of the run."""
-    name = run_hash(training.config.storage, training.config.run)
-    return _pid(host_name(name, sorted(find_hosts(name))[0]))
-
-
-def _pid(actor: str) -> int:
-    return wait_for(lambda: pid_of(actor), f"the pid of {actor}")
 
 
 def _kill_trainer(training: Training, _cluster: Any) -> None:

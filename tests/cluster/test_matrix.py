@@ -1,7 +1,8 @@
 """kill -9 of each kind of process in each phase of a save: the run ends by itself, bit-equal to the undisturbed one.
 
 A run takes one death of each kind, each in another phase; the runs together are the whole matrix. By default one of them is played, drawn
-by a seed that is printed (RAYSTATE_SEED=n plays it again); RAYSTATE_ALL=1 plays all. The death of a whole cluster is test_outside.py's.
+by a seed that is printed (RAYSTATE_SEED=n plays it again); RAYSTATE_ALL=1 plays all. The death of a whole cluster is test_outside.py's;
+deaths that meet, and sleepers, are the drill's.
 """
 
 from __future__ import annotations
@@ -76,3 +77,16 @@ def test_one_death_of_each_kind(turn: int, ray_cluster: Any, make_run: Any, tmp_
     assert result["step"] == raystate.Reader(run.storage).latest_step() == STEPS
     assert run_actors(run_hash(run.storage, run.run)) == []
     strikes.played.update(came)
+
+
+@pytest.mark.long
+def test_the_run_is_released_when_the_driver_never_comes_back(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    run = make_run()
+    driver = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS, pause_at=20, idle_timeout_s=2.0, save_every_steps=1000)
+    driver.wait_step(6)
+    driver.kill()
+    before = newest_in_memory(run)
+    name = run_hash(run.storage, run.run)
+    wait_for(lambda: run_actors(name) == [], "the end of the run's actors")
+    newest = raystate.Reader(run.storage).latest_step()
+    assert newest == before, "the newest snapshot was to be made durable"

@@ -8,40 +8,21 @@ import pytest
 
 from tests.programs.running import check
 
-
-@pytest.mark.long
-def test_keras(scripts: Any) -> None:
-    check(*scripts("keras_dropout", devices=1), stopped=True)
-
-
-@pytest.mark.long
-def test_ppo_that_was_one_scan(scripts: Any) -> None:
-    check(*scripts("ppo", devices=1), stopped=True)
-
-
-@pytest.mark.long
-def test_diffusion_under_pmap_with_averaged_parameters(scripts: Any) -> None:
-    check(*scripts("diffusion", devices=4), stopped=True)
+PROGRAMS = [  # and the CPU devices of each
+    ("keras_dropout", 1),
+    ("ppo", 1),  # was one scan
+    ("diffusion", 4),  # pmap, averaged parameters
+    ("lora", 1),  # adapters beside a frozen base
+    ("fsdp_accumulated", 4),  # grain
+    ("haiku_shuffled", 1),  # Python's random shuffles the data
+    ("replayed", 1),  # a buffer that grows
+]
 
 
 @pytest.mark.long
-def test_adapters_beside_a_frozen_base(scripts: Any) -> None:
-    check(*scripts("lora", devices=1), stopped=True)
-
-
-@pytest.mark.long
-def test_fsdp_with_grain_and_accumulated_gradients(scripts: Any) -> None:
-    check(*scripts("fsdp_accumulated", devices=4), stopped=True)
-
-
-@pytest.mark.long
-def test_haiku_whose_data_python_s_random_shuffles(scripts: Any) -> None:
-    check(*scripts("haiku_shuffled", devices=1), stopped=True)
-
-
-@pytest.mark.long
-def test_a_replay_buffer_that_grows(scripts: Any) -> None:
-    check(*scripts("replayed", devices=1), stopped=True)
+@pytest.mark.parametrize(("program", "devices"), PROGRAMS)
+def test_it_ends_as_undisturbed(program: str, devices: int, scripts: Any) -> None:
+    check(*scripts(program, devices=devices), stopped=True)
 
 
 @pytest.mark.long
