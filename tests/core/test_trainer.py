@@ -46,7 +46,7 @@ def test_what_a_step_that_surely_keeps_nothing_needs_not_be_read():
             proposal = Proposal(id=step // 4, kind="stop", step=step // 4 * 4 + 5, state=state) if seed % 2 else None
             word = host(*(rng.randrange(1, 9) for _ in range(3)), interval=rng.choice((1, 2)), proposal=proposal)
             force = rng.random() < 0.1
-            may_keep = made.may_keep(step, force=force)
+            may_keep = made.may_keep(step, force=force, interval=word.interval)
             decision = made.on_save(step, force=force, host_word=word)
             assert may_keep or decision.action == "none"
             surely_nothing += not may_keep

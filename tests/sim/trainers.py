@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.formats.errors import RaystateError, StepOrderError
@@ -150,7 +151,13 @@ class TrainerProc(Proc):
         asked, self.ask = type(self.ask), None
         kind = type(reply)
         if kind is JoinReply:
-            self.joined = Trainer(self.rank, len(self.group.members), reply.lineage, save_every_steps=self.world.save_every)
+            self.joined = Trainer(
+                self.rank,
+                len(self.group.members),
+                reply.lineage,
+                snapshot_every=self.world.settings.snapshot_every_steps,
+                save_every_steps=self.world.save_every,
+            )
             self._speak(self.machine.word())
             self._ask_restore()
         elif kind is RestoreChoice:
@@ -271,6 +278,12 @@ class TrainerProc(Proc):
                 self.group.called[self.rank] = step
                 self.world.step_done(self.group)
 
+    def _measure(self, step: int) -> None:
+        """The interval changes every few steps, if it isn't a number."""
+        if self.world.settings.snapshot_every_steps is None:
+            times, costs = self.machine.times, Random(f"{self.world.seed} {step // 5}")
+            times.step_s, times.snapshot_s = costs.uniform(0.5, 1.0), costs.choice((None, 0.001, 0.05, 0.1))
+
     def _save(self, step: int, force: bool) -> bool:
         """One call of save(); True if it has returned."""
         machine, world = self.machine, self.world
@@ -281,6 +294,7 @@ class TrainerProc(Proc):
         if world.random() < 0.05:
             mistakes.make(machine, step, force, out, busy)
         late = machine.slots.late
+        self._measure(step)
         try:
             decision = machine.on_save(step, force=force, host_word=out, stager_busy=busy)
         except StepOrderError:

@@ -119,6 +119,9 @@ class Snapshots:
         moved, self._moved = self._moved, []
         for view, new in moved if group is not None and group.alive else ():
             self._find_dead(view, new)
+        if group is not None and group.all_seen and moved:
+            words = (word for view, _ in moved for word in view.trainers)
+            self.interval.measured(words, group.seen.values(), group.newest)
         if group is not None and not group.decided and group.all_seen:
             if not self.memory.gathering and all(seen.newest_step >= 0 for seen in group.seen.values()):
                 group.decide()
@@ -130,7 +133,7 @@ class Snapshots:
         self._lineage = group.lineage
         self.stable = -1
         self.dead, self.lost = set(), set()
-        self.interval = Interval(self.context)
+        self.interval.begin()
         self._laggards.forget()
         self.failure = None
         if not group.adopted:
@@ -248,7 +251,7 @@ class Snapshots:
             dead=tuple(sorted(self.dead)),
             lost=tuple(sorted(self.lost)),
             keep=self.keep(),
-            interval=self.interval.steps,
+            interval=self.interval.advised,
             proposal=self.proposal,
             failure=self.failure,
             durable_step=journal.durable_step,

@@ -82,7 +82,7 @@ def status_of(machine: Coordinator, now_s: float) -> RunStatus:
         newest_step=group.newest if group is not None else -1,
         memory_step=max(snapshots.stable, restored),
         durable_step=machine.journal.durable_step,
-        snapshot_every=snapshots.interval.steps * settings.snapshot_every_steps,
+        snapshot_every=0 if settings.snapshot_every_steps == 0 else snapshots.interval.steps,
         recovery=machine.recovery.phase,
         end=machine.leaving.phase,
         saves=tuple(

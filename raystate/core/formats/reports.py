@@ -55,6 +55,8 @@ class TrainerWord:
     ack_step: int = -1  # its step when it answered
     phase: Literal["joined", "running", "closing", "failed"] = "joined"
     error: str = ""  # phase "failed": the user's exception, one line
+    step_s: float = 0.0  # seconds that an undisturbed step takes; 0.0: not known
+    snapshot_s: float | None = None  # seconds that a snapshot costs the steps; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ class HostWord:
     """Written by the HostActor only, read by one trainer. A slot is the trainer's while grants[i] > done[i]."""
 
     grants: tuple[int, ...] = ()
-    interval: int = 1  # snapshot only multiples of it (times snapshot_every_steps)
+    interval: int = 1  # steps from one snapshot to the next (times snapshot_every_steps, where that is a number)
     proposal: Proposal | None = None
     failure: Failure | None = None  # raised by the next save(): BarrierTimeoutError, StaleAttemptError, …
     durable_step: int = -1  # newest published step

@@ -20,6 +20,9 @@ from raystate.core.trainer.own_answers import OwnAnswers
 from raystate.core.trainer.own_promises import OwnPromises
 from raystate.core.trainer.own_slots import OwnSlots
 from raystate.core.trainer.save_decision import Action, Due, SaveDecision, refuse_other_pasts
+from raystate.core.trainer.step_times import StepTimes
+
+LEFT_OUT = 8  # of so many snapshots one is left out where the interval is shorter: there are undisturbed steps to measure then
 
 
 class Trainer:
@@ -28,7 +31,8 @@ class Trainer:
     Args:
         rank, world: of the worker group.
         lineage: from JoinReply.
-        snapshot_every: snapshot multiples of it; 0: only what will be durable.
+        snapshot_every: snapshot multiples of it; 0: only what will be durable. None: as the Coordinator measures; then the first save()
+            at or after each multiple of its interval.
         save_every_steps: durable is the first save() at or after each multiple; None: only forced and agreed saves.
         policy: says of each step whether it is durable, too; None: there is none.
         slots: slots of this trainer's set.
@@ -41,7 +45,7 @@ class Trainer:
         world: int,
         lineage: str,
         *,
-        snapshot_every: int = 1,
+        snapshot_every: int | None = 1,
         save_every_steps: int | None = None,
         policy: Due | None = None,
         slots: int = 3,
@@ -65,6 +69,7 @@ class Trainer:
         self.promises = OwnPromises()
         self.slots = OwnSlots.of(slots)
         self.answers = OwnAnswers()
+        self.times = StepTimes()
         self.number = 0  # of the newest word
 
     # ---------------------------------------------------------------- state
@@ -97,8 +102,8 @@ class Trainer:
             self.promises.make(self.kept)
 
     def memento(self) -> dict[str, Any]:
-        """What the machine is now, for `put_back`."""
-        return {name: copy.copy(value) for name, value in vars(self).items()}
+        """What the machine is now, for `put_back`. The times of calls stay true."""
+        return {name: copy.copy(value) for name, value in vars(self).items() if name != "times"}
 
     def put_back(self, memento: dict[str, Any]) -> None:
         """As if what was decided since `memento` had never been asked for. Numbers of words go on."""
@@ -127,6 +132,8 @@ class Trainer:
             ack_step=self.answers.step,
             phase=self.phase,
             error=self.error,
+            step_s=self.times.step_s,
+            snapshot_s=self.times.snapshot_s,
         )
 
     @property
@@ -171,6 +178,8 @@ class Trainer:
             return self._decide("none", False, None, why, stop=stop, ignored=True)
         captured = self.capture_of(step, host_word)
         promised, why = self._is_due(step, force, agreed)
+        interval = 1 if host_word is None else host_word.interval
+        is_due = promised or self._takes_snapshot(step, interval)
         self.newest = step
         self.slots.late = None
         self.phase = "running" if self.phase == "joined" else self.phase
@@ -180,10 +189,8 @@ class Trainer:
         if captured is not None:
             self.slots.promise(captured, step)
             return self._decide("promise", True, captured, why, stop=stop)
-        interval = 1 if host_word is None else max(1, host_word.interval)
-        every = self.snapshot_every * interval
-        if not promised and (every == 0 or step % every):
-            return self._decide("none", False, None, "no snapshot due" if every == 0 else f"snapshots are multiples of {every}")
+        if not is_due:
+            return self._decide("none", False, None, f"no snapshot due, of interval {interval}")
         slot = self.slots.free(host_word)
         # A promised copy that waits has the next slot: a snapshot that went before it could make others give the promised step up.
         held = self.slots.held
@@ -204,10 +211,16 @@ class Trainer:
         """The slot with the capture of the newest step, if that is this step; None: it has none."""
         return self.slots.capture_of(step, host_word) if step == self.newest else None
 
-    def may_keep(self, step: int, *, force: bool) -> bool:
-        """Whether save(step) may keep the step's bytes; if not, it surely keeps none."""
-        every = self.snapshot_every
-        return force or self.answers.agreed is not None or bool(self._why_due(step)) or (every > 0 and step % every == 0)
+    def may_keep(self, step: int, *, force: bool, interval: int) -> bool:
+        """Whether save(step) may keep the step's bytes; if not, it surely keeps none with this interval."""
+        return force or self.answers.agreed is not None or bool(self._why_due(step)) or self._takes_snapshot(step, interval)
+
+    def _takes_snapshot(self, step: int, interval: int) -> bool:
+        """Whether a snapshot of this step is due; asked before it is the newest."""
+        if self.snapshot_every is not None:
+            return self.snapshot_every > 0 and step % (self.snapshot_every * interval) == 0
+        number = step // interval
+        return number > self.newest // interval and (interval >= LEFT_OUT or number % LEFT_OUT != LEFT_OUT - 1)
 
     def would_be_durable(self, step: int) -> bool:
         """Whether save(step) would be durable by the step rule."""

@@ -1,0 +1,161 @@
+"""How often snapshots are taken where `snapshot_every_steps` is None: by what they cost the steps, measured."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+
+import pytest
+
+from raystate.core.coordinator.context import Context
+from raystate.core.coordinator.interval import Interval
+from raystate.core.formats.commands import Log
+from raystate.core.formats.reports import HostWord
+from raystate.core.formats.settings import Settings
+from raystate.core.trainer.machine import Trainer
+
+SHARE = 0.03
+
+
+class Loop:
+    """Ranks that train in step, with a clock of their own. A snapshot costs `blocked_s` in save() and slows the steps beside its copy."""
+
+    def __init__(self, ranks: int = 1, *, run_ahead: int = 0, seed: int = 0):
+        settings = Settings(run="r", storage="s", snapshot_every_steps=None, save_overhead=SHARE)
+        self.context = Context(settings)
+        self.interval = Interval(self.context)
+        self.ranks = [Trainer(rank, ranks, "1.1.x", snapshot_every=None, slots=3) for rank in range(ranks)]
+        for rank in self.ranks:
+            rank.begin("1.1.x", None)
+        self.now_s = 0.0
+        self.step = 0
+        self.snapshots = 0
+        self._grants = [1, 1, 1]
+        self._queued: list[float] = []
+        self._run_ahead = run_ahead
+        self._random = Random(seed)
+
+    def train(self, steps: int, step_s: float, cost_s: float, *, noise: float = 0.0) -> float:
+        """The seconds that they took."""
+        began_s = self.now_s
+        for _ in range(steps):
+            self.step += 1
+            word = HostWord(grants=tuple(self._grants), interval=self.interval.advised)
+            taken = set[bool]()
+            if any(rank.times.waits() for rank in self.ranks):
+                self._wait()
+            for rank in self.ranks:
+                rank.times.called(self.step, self.now_s, waited=rank.times.waits(), copying=False)
+                decision = rank.on_save(self.step, host_word=word)
+                taken.add(decision.action == "stage")
+                if decision.action == "stage":
+                    assert decision.slot is not None
+                    rank.times.snapshotted()
+                    rank.staged(decision.slot, self.step)
+            (snapshot,) = taken  # all ranks agree
+            if snapshot:
+                self.snapshots += 1
+                self._grants = [grant + 1 for grant in self._grants]
+            seconds = step_s * (1 + noise * self._random.uniform(-1, 1)) + (cost_s if snapshot else 0.0)
+            self._pass(seconds)
+            words = [rank.word() for rank in self.ranks]
+            self.interval.measured(words, words, self.step)
+        return self.now_s - began_s
+
+    def said(self) -> list[str]:
+        return [one.text for one in self.context.out if isinstance(one, Log) and one.level == "info"]
+
+    def _pass(self, seconds: float) -> None:
+        """Where the loop runs ahead of its devices it waits for all of its queue at once."""
+        self._queued.append(seconds)
+        self.now_s += 1e-5
+        if len(self._queued) > self._run_ahead:
+            self._wait()
+
+    def _wait(self) -> None:
+        self.now_s += sum(self._queued)
+        self._queued.clear()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("step_s", "cost_s"), [*itertools.product((0.01, 0.1, 1.0), (0.001, 0.01, 0.1))])
+def test_snapshots_cost_no_more_than_their_share(step_s: float, cost_s: float, ranks: int) -> None:
+    loop = Loop(ranks)
+    loop.train(60, step_s, cost_s)  # in which it is measured
+    took_s = loop.train(2000, step_s, cost_s)
+    lost = took_s / (2000 * step_s) - 1
+    assert lost <= 1.2 * SHARE
+    # And they are as frequent as that allows.
+    assert loop.interval.every == 1 or lost >= 0.6 * SHARE
+    assert loop.snapshots >= 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_measures_that_waver(seed: int) -> None:
+    loop = Loop(seed=seed)
+    loop.train(200, 0.05, 0.02, noise=0.1)
+    took_s = loop.train(4000, 0.05, 0.02, noise=0.1)
+    assert 0.3 * SHARE <= took_s / (4000 * 0.05) - 1 <= 2 * SHARE
+
+
+@pytest.mark.parametrize("run_ahead", [3, 10, 100])
+def test_a_loop_that_runs_ahead_of_its_devices(run_ahead: int) -> None:
+    loop = Loop(run_ahead=run_ahead)
+    loop.train(400, 0.05, 0.02)
+    took_s = loop.train(4000, 0.05, 0.02)
+    assert took_s / (4000 * 0.05) - 1 <= 2 * SHARE
+
+
+def test_another_step_time_is_followed_within_fifty_steps() -> None:
+    loop = Loop()
+    loop.train(400, 0.01, 0.1)
+    assert loop.interval.every == 324
+    loop.train(50, 1.0, 0.1)
+    assert loop.interval.every == 4
+    loop.train(50, 0.1, 0.1)
+    assert loop.interval.every == 33
+
+
+def test_one_compilation_or_evaluation_changes_little() -> None:
+    loop = Loop()
+    loop.train(1, 20.0, 0.01)
+    loop.train(100, 0.1, 0.01)
+    before = loop.interval.every
+    loop.train(1, 60.0, 0.01)
+    for _ in range(100):
+        loop.train(1, 0.1, 0.01)
+        assert before / 1.5 <= loop.interval.every <= before * 1.5
+
+
+def test_it_is_said_once_with_its_numbers_and_when_it_has_doubled() -> None:
+    loop = Loop()
+    loop.train(400, 0.1, 0.02)
+    loop.train(400, 0.1, 0.025)
+    assert loop.said() == ["a snapshot every 7 steps from now: it costs 20 ms, 2.8% of the training, whose steps take 100 ms"]
+    loop.train(400, 0.1, 0.06)
+    assert len(loop.said()) == 2
+
+
+def test_a_number_fixes_it() -> None:
+    settings = Settings(run="r", storage="s", snapshot_every_steps=5)
+    interval = Interval(Context(settings))
+    trainer = Trainer(0, 1, "1.1.x", snapshot_every=5)
+    for step in range(100):
+        trainer.times.called(step, step * 1.0, waited=True, copying=False)
+        if step % 2:
+            trainer.times.snapshotted()
+    assert trainer.word().snapshot_s is not None
+    interval.measured([trainer.word()], [trainer.word()], 100)
+    assert (interval.steps, interval.advised) == (5, 1)
+
+
+def test_a_loop_that_saves_at_its_own_cadence() -> None:
+    """The first save() at or after each multiple of the interval."""
+    trainer = Trainer(0, 1, "1.1.x", snapshot_every=None)
+    trainer.begin("1.1.x", None)
+    taken = [
+        step
+        for number, step in enumerate(range(100, 2000, 100))
+        if trainer.on_save(step, host_word=HostWord(grants=(number + 1,) * 3, interval=250)).action == "stage"
+    ]
+    assert taken == [100, 300, 500]
