@@ -145,10 +145,9 @@ def _discard_unknown_append() -> Any:
 
     def appended(self: journal.Journal, event: Any) -> None:
         flight = self._flight
-        if event.outcome == "failed" and flight is not None and flight.kind == "commit" and event.seq == flight.seq:
-            request, self._flight, self._flight_of = self._flight_of, None, None
-            assert request is not None
-            self._logged(request, None)
+        if event.outcome == "failed" and flight is not None and flight.entry.kind == "commit" and event.seq == flight.entry.seq:
+            self._flight = None
+            self._logged(flight.request, None)
             return
         real(self, event)
 

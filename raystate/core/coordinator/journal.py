@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from raystate.core.coordinator.context import Context, retry_delay_s
 from raystate.core.coordinator.facts import Facts
 from raystate.core.formats import log
-from raystate.core.formats.commands import Append, CarryOut, Finish
+from raystate.core.formats.commands import Append, CarryOut, Command, Finish
 from raystate.core.formats.entries import Intent, LiveStep, LogEntry
 from raystate.core.formats.events import Appended, AttemptDead, CarriedOut, Claimed
 from raystate.core.formats.log import IntentKey, key_of
@@ -59,14 +59,38 @@ class Editor(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Work:
+    """The shell is told to do it until it has done it."""
+
+    busy: bool = False  # it has been told, and has not said how it went
+    tries: int = 0
+    next_s: float = 0.0  # not tried again before
+
+    def order(self, context: Context, command: Command) -> None:
+        """Tell the shell, if it is time."""
+        if not self.busy and context.now_s >= self.next_s:
+            self.busy = True
+            context.out.append(command)
+
+    def failed(self, now_s: float) -> None:
+        self.busy, self.tries = False, self.tries + 1
+        self.next_s = now_s + retry_delay_s(self.tries)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Carried(_Work):
     """An intent that is being carried out."""
 
     intent: Intent
-    busy: bool = False  # the shell has been told to, and has not said how it went
-    tries: int = 0
-    next_s: float = 0.0  # not tried again before
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Flight(_Work):
+    """An entry that is being written, and who wants it."""
+
+    entry: LogEntry
+    request: Request
 
 
 class Journal:
@@ -80,21 +104,17 @@ class Journal:
         self.carried: set[IntentKey] = set()
         self.published: tuple[int, ...] = ()
         self.live: dict[int, LiveStep] = {}  # by step, ascending
-        self.newest = -1  # newest committed step
         self.facts = Facts()
         self.troubles: list[str] = []  # failures of storage and steps that were lost since the last published step, newest last
         self.fails = False  # storage has failed or stood still since then; a step is also lost where it is only slow
         self.cause = ""  # the newest failure of storage since then
         self.changed_s = 0.0  # when an entry was last written, or something carried out
         self.superseded: Finish | None = None
-        self._work: dict[IntentKey, _Work] = {}
+        self._work: dict[IntentKey, _Carried] = {}
         self.editors: Mapping[Kind, Editor] = {}
         self._requests: deque[Request] = deque()
         self._stays: set[int] = set()  # steps of which people have been told that they can't be retired yet
-        self._flight: LogEntry | None = None
-        self._flight_of: Request | None = None
-        self._resend_s: float | None = None
-        self._tries = 0
+        self._flight: _Flight | None = None
 
     # ---------------------------------------------------------------- state
 
@@ -102,6 +122,11 @@ class Journal:
     def durable_step(self) -> int:
         """Newest published step, -1: none."""
         return self.published[-1] if self.published else -1
+
+    @property
+    def newest(self) -> int:
+        """Newest committed step, -1: none."""
+        return next(reversed(self.live), -1)
 
     @property
     def busy(self) -> bool:
@@ -222,19 +247,12 @@ class Journal:
         """Order what can be carried out now, and write the next entry if none is in flight."""
         context = self.context
         self._close_in_time()
-        if self._work:
-            publishing = bool(self.publishing)
-            for work in self._work.values():
-                intent = work.intent
-                if work.busy or work.next_s > context.now_s or self._has_to_wait(intent, publishing):
-                    continue
-                work.busy = True
-                context.out.append(CarryOut(intent=intent))
+        publishing = bool(self.publishing)
+        for work in self._work.values():
+            if not self._has_to_wait(work.intent, publishing):
+                work.order(context, CarryOut(intent=work.intent))
         if self._flight is not None:
-            if self._resend_s is not None and context.now_s >= self._resend_s:
-                self._resend_s = None
-                context.out.append(Append(entry=self._flight))
-            return
+            self._flight.order(context, Append(entry=self._flight.entry))
         while self._requests and self._flight is None:
             request = self._requests.popleft()
             change = self._change(request)
@@ -255,10 +273,10 @@ class Journal:
                 given_up=self.facts.take(),
                 reason=request.why,
             )
-            self._flight, self._flight_of, self._tries, self._resend_s = entry, request, 0, None
+            self._flight = _Flight(entry=entry, request=request)
             step = -1 if request.snapshot is None else request.snapshot.step
             context.log("debug", f"log entry {entry.seq} ({entry.kind}): {request.why}", step=step, kind="Append")
-            context.out.append(Append(entry=entry))
+            self._flight.order(context, Append(entry=entry))
 
     def _has_to_wait(self, intent: Intent, publishing: bool) -> bool:
         """A newer step is visible before those that it replaces go: readers always find one.
@@ -273,36 +291,35 @@ class Journal:
     def appended(self, event: Appended) -> None:
         """How the append of the entry in flight went."""
         flight = self._flight
-        if flight is None or event.seq != flight.seq:
+        if flight is None or event.seq != flight.entry.seq:
             return
+        entry = flight.entry
         if event.outcome == "failed":
             # The log may have it all the same: a commit is neither discarded nor made anew.
             # (test_saves.test_an_unanswered_append_is_repeated_and_never_discarded)
-            if self._resend_s is None:
-                self._tries += 1
-                self._resend_s = self.context.now_s + retry_delay_s(self._tries)
-                text = f"log entry {flight.seq} ({flight.kind}) could not be written: {event.error}; it is tried again"
+            if flight.busy:
+                flight.failed(self.context.now_s)
+                text = f"log entry {entry.seq} ({entry.kind}) could not be written: {event.error}; it is tried again"
                 self.trouble(text, cause=event.error)
             return
         if event.outcome == "taken":
             tail = event.tail
             # Our own entry under our own name: the acknowledgement of an earlier try was lost.
             if tail is None or tail.writer != self.writer or tail.attempt != self.context.attempt:
-                self._supersede(tail, flight)
+                self._supersede(tail, entry)
                 return
-            if tail.seq < flight.seq:
-                self._resend_s = self.context.now_s
+            if tail.seq < entry.seq:
+                flight.busy = False
                 return
-        request, self._flight, self._flight_of = self._flight_of, None, None
-        assert request is not None
+        self._flight = None
         if event.outcome == "refused":
             # The package is gone and nothing was written: the entry's retirements must not happen.
             # (test_saves.test_nothing_goes_for_a_step_that_has_not_come)
             self.facts.refused()
-            self._logged(request, None, event.error)
+            self._logged(flight.request, None, event.error)
             return
-        self._arrived(flight)
-        self._logged(request, flight)
+        self._arrived(entry)
+        self._logged(flight.request, entry)
 
     def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
         attempt = -1 if tail is None else tail.attempt
@@ -332,7 +349,7 @@ class Journal:
             key = key_of(intent)
             open_keys.add(key)
             if key not in self.carried and key not in self._work:
-                self._work[key] = _Work(intent)
+                self._work[key] = _Carried(intent=intent)
         self.carried &= open_keys
         self.facts.arrived(entry)
         self._looked()
@@ -342,7 +359,6 @@ class Journal:
         assert tail is not None
         self.published = log.published_steps(tail, self.carried)  # durable is what readers see
         self.live = {one.step: one for one in tail.live}
-        self.newest = max(self.live, default=-1)
         self.changed_s = self.context.now_s
 
     # ---------------------------------------------------------------- carrying out
@@ -355,9 +371,7 @@ class Journal:
             return
         step, is_commit = work.intent.step, work.intent.kind == "commit"
         if event.error:
-            work.busy = False
-            work.tries += 1
-            work.next_s = self.context.now_s + retry_delay_s(work.tries)
+            work.failed(self.context.now_s)
             text = f"step {step} could not be {'published' if is_commit else 'retired'}: {event.error}; it is tried again"
             self.trouble(text, cause=event.error, step=step)
             return
@@ -365,7 +379,6 @@ class Journal:
         self.carried.add(key)
         if is_commit:
             self.troubles, self.fails, self.cause = [], False, ""
-        if is_commit:
             self.context.log("info", f"step {step} is durable", step=step)
         else:
             self.context.log("debug", f"step {step} is retired: {work.intent.reason}", step=step)
