@@ -58,7 +58,6 @@ class Restores:
         self._rollback = False
         self._tried: dict[int, RestoreTried] = {}
         self._since_s = 0.0  # when this phase began
-        self._begins = ""  # the group's next lineage: all choices of one restore are for the same
         self._rolls_back = False  # all ranks have the step, and the newer ones are being retired
         self._choice: RestoreChoice | None = None
 
@@ -118,7 +117,6 @@ class Restores:
         self._group = group
         self._asks = RestoreAsks()
         self._restorable.forget_damage()
-        self._begins = ""
         self._rolls_back = False
         self._tried, self._choice = {}, None
         self._enter("asking")
@@ -207,8 +205,9 @@ class Restores:
         if self.withdrawals.set_aside(self._restorable.take_damaged_in_storage()):
             self._enter("retiring")
             return
-        self._begins = self._begins or self.joins.next_lineage()
-        choice = self._restorable.choice(self._begins, snap, want if want is not None or not stored else stored[-1])
+        # All choices of one restore are for the same lineage.
+        begins = self._choice.begins if self._choice is not None else self.joins.next_lineage()
+        choice = self._restorable.choice(begins, snap, want if want is not None or not stored else stored[-1])
         if choice.tier == "storage":
             self.saves.protect(choice.step)
         self._announce(choice)
