@@ -41,7 +41,7 @@ class NewestSave:
     def pack(self, items: Mapping[str, Any] | None, step: int, *, force: bool) -> PackedItems:
         """The items of a save. Of a step that isn't captured, what is small is read all the same: it may become the last one."""
         with self._pipeline.lock:
-            leave = frozenset() if self._pipeline.machine.may_keep(step, force=force) else self._large
+            leave = frozenset() if self._pipeline.may_keep(step, force=force) else self._large
         packed = pack_items(items, process_index=self._pipeline.machine.rank, leave=leave)
         sizes = {name: len(state) for name, state in packed.iterators.items()}
         sizes |= {name: sum(map(len, files.values())) for name, files in packed.files.items()}

@@ -80,6 +80,11 @@ class Pipeline:
             options=self._session.config.write_options,
         )
 
+    def may_keep(self, step: int, *, force: bool) -> bool:
+        """Whether save(step) may keep the step's bytes; if not, it surely keeps none."""
+        word = self._session.words.host_word()
+        return self.machine.may_keep(step, force=force, interval=1 if word is None else word.interval)
+
     @property
     def data_bytes(self) -> int:
         """How much of the newest step this process has."""
