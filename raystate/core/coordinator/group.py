@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from raystate.core.coordinator.context import Barrier, Context, all_have, brief, named, ranks_text
+from raystate.core.coordinator.context import Context, all_have, brief, named, ranks_text
+from raystate.core.coordinator.joining import Joining
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.formats.commands import EndTrainers
@@ -87,13 +88,8 @@ class Joins:
         self.joined_s = float("-inf")  # when a rank last asked to join
         self.heard_s = float("-inf")  # when something was last heard of a trainer, the news of its end included
         self._counter = 0
-        self.name = ""  # of the group that is joining or has joined
+        self.joining = Joining(context, "", 0)  # the group that is joining or has joined
         self._past: set[str] = set()
-        self._barrier: Barrier | None = None
-        self._opened_s = 0.0
-        self._world = 0
-        self._members: dict[int, Joined] = {}
-        self._reply: JoinReply | None = None
         self._told_end_s: dict[tuple[HostId, str], float] = {}
         self._returned: set[int] = set()  # ranks of the group that joins, or has joined, whose training function has returned
 
@@ -103,112 +99,38 @@ class Joins:
         """A rank of a group has come. When all have, each gets the group's lineage; the group before has ended then."""
         context = self.context
         self.joined_s = self.heard_s = context.now_s
-        if event.group != self.name:
+        if event.group != self.joining.name:
             if event.group in self._past:
-                context.fail(
-                    [event.ask],
-                    "StaleAttemptError",
-                    f"group {event.group} has been replaced by {self.name}",
-                    rank=event.rank,
-                    replaced=True,
-                )
+                why = f"group {event.group} has been replaced by {self.joining.name}"
+                context.fail([event.ask], "StaleAttemptError", why, rank=event.rank, replaced=True)
                 return
-            self._open(event)
-        first = self._members.get(event.rank)
-        if first is not None and first.host != event.host:
-            self._refuse(
-                event,
-                f"rank {event.rank} of group {event.group} joined from two hosts: {first.host} and {event.host}",
-                rank=event.rank,
-                hosts=[first.host, event.host],
-            )
-            return
-        if event.world != self._world or not 0 <= event.rank < event.world:
-            self._refuse(
-                event,
-                f"rank {event.rank} (host {event.host}) of group {event.group} has world size {event.world}, but rank "
-                f"{min(self._members, default=event.rank)} has {self._world}",
-                rank=event.rank,
-                expected=self._world,
-                got=event.world,
-            )
-            return
-        if first is None:
-            self._members[event.rank] = event
-        if self._reply is not None:
-            context.answer(event.ask, self._reply)
-            return
-        if self._barrier is None:
-            self._barrier, self._opened_s = Barrier(), context.now_s
-        self._barrier.add(event.rank, event.ask)
-        if len(self._members) == self._world and self._barrier.is_full(self._world):
-            self._complete(self._barrier)
+            self.joining.replaced(event.group)
+            self._past.add(self.joining.name)
+            self.joining = Joining(context, event.group, event.world)
+            self._returned = set()
+            context.ranks = event.world
+            context.log("debug", f"group {event.group} of {counted(event.world, 'rank')} joins")
+        if self.joining.add(event):
+            self._complete()
 
-    def _open(self, event: Joined) -> None:
-        context = self.context
-        if self._barrier is not None:
-            context.fail(
-                self._barrier.everybody(),
-                "StaleAttemptError",
-                f"group {self.name} was replaced by {event.group} while it joined",
-                replaced=True,
-            )
-        if self.name:
-            self._past.add(self.name)
-        self.name = event.group
-        self._world = context.ranks = event.world
-        self._members = {}
-        self._returned = set()
-        self._reply = None
-        self._barrier, self._opened_s = Barrier(), context.now_s
-        context.log("debug", f"group {event.group} of {counted(event.world, 'rank')} joins")
-
-    def _refuse(self, event: Joined, message: str, **details: object) -> None:
-        """The group cannot be what its ranks say: no rank of it may start."""
-        asks = [event.ask]
-        if self._barrier is not None:
-            asks += [ask for ask in self._barrier.everybody() if ask != event.ask]
-            self._barrier = None
-            self._members = {}
-            self._world = event.world
-        self.context.log("debug", message)  # those who asked raise it
-        self.context.fail(asks, "ConfigError", message, **details)
-
-    def _complete(self, barrier: Barrier) -> None:
-        context = self.context
+    def _complete(self) -> None:
+        context, joining = self.context, self.joining
         if self.group is not None and self.group.alive:
             # Not at the first rank: that may be a late message of a group which this Coordinator has never known.
-            self.end(f"a new worker group ({self.name}) has joined")
+            self.end(f"a new worker group ({joining.name}) has joined")
         self._counter += 1
-        lineage = str(Lineage(context.attempt, self._counter, self.name))
-        hosts = {rank: self._members[rank].host for rank in sorted(self._members)}
-        self.group = Group(lineage, self._world, hosts, context.now_s, adopted=False)
+        lineage = str(Lineage(context.attempt, self._counter, joining.name))
+        hosts = {rank: joining.members[rank].host for rank in sorted(joining.members)}
+        self.group = Group(lineage, joining.world, hosts, context.now_s, adopted=False)
         for host in hosts.values():
             self.memory.view(host)
-        self._reply = JoinReply(
-            lineage=lineage, attempt=context.attempt, host_count=len(set(hosts.values())), newest_step=self.journal.newest
-        )
-        self._barrier = None
-        context.log("debug", f"{all_have(self._world)} joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
-        for ask in barrier.everybody():
-            context.answer(ask, self._reply)
+        context.log("debug", f"{all_have(joining.world)} joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
+        host_count, newest = len(set(hosts.values())), self.journal.newest
+        joining.answer(JoinReply(lineage=lineage, attempt=context.attempt, host_count=host_count, newest_step=newest))
 
     def turn(self) -> None:
         """Refuse those who wait too long for ranks that don't come."""
-        barrier = self._barrier
-        if barrier is None or not barrier.asks:
-            return
-        context = self.context
-        waited_s = context.now_s - self._opened_s
-        missing = barrier.missing(self._world)
-        if not (why := self.why_not_here(missing, "construct a StateManager", waited_s, context.settings.start_timeout_s)):
-            return
-        here = ranks_text(sorted(self._members), {rank: join.host for rank, join in self._members.items()})
-        message = f"of {counted(self._world, 'rank')}, {why}; {here} did"
-        context.log("debug", message)
-        context.fail(barrier.everybody(), "BarrierTimeoutError", message, missing_ranks=missing, phase="start", waited_s=waited_s)
-        self._barrier = None
-        self._members = {}
+        self.joining.turn(self.why_not_here)
 
     def why_not_here(self, missing: Collection[int], what: str, waited_s: float, limit_s: float) -> str:
         """Why ranks that others wait for will not come, or have had their time; "": they still may."""
@@ -219,7 +141,7 @@ class Joins:
     @property
     def is_joining(self) -> bool:
         """Whether ranks wait for others of their group."""
-        return self._barrier is not None
+        return self.joining.barrier is not None
 
     # ---------------------------------------------------------------- who may ask
 
@@ -340,7 +262,7 @@ class Joins:
         name, group = group_of(event.lineage), self.group
         self.heard_s = self.context.now_s
         if event.returned:
-            if name in (self.name, "" if group is None else group.name):
+            if name in (self.joining.name, "" if group is None else group.name):
                 self._returned.add(event.rank)
             return
         self.gone_s.setdefault(name, self.context.now_s)

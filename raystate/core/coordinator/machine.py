@@ -272,7 +272,7 @@ class Coordinator:
         self.snapshots.host_down(event)
 
     def _joined(self, event: Joined) -> None:
-        if self.leaving.is_settled and event.group != self.joins.name:
+        if self.leaving.is_settled and event.group != self.joins.joining.name:
             # Its Coordinator is the next one: this one would end under its feet.
             self._context.fail([event.ask], "StaleAttemptError", "the run is being released", released=True)
             return
