@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_MIB = 56.0  # 64 are usual for what travels, and the checkout is 6
 WHEELS = ("manylinux1", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(17, 40)))  # pip matches exactly
 NOT_NEEDED = {"gcsfs", "google-cloud-storage", "jinja2", "scikit-learn"}  # no bucket, manifest or digits here
-FOR_KILLS = {"ray", "flax", "grain", "optax", "psutil", "tqdm"}
+FOR_KILLS = {"ray", "flax", "grain", "optax", "psutil"}
 # Ray's three programs are much alike: a dictionary that is larger than one finds it.
 FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 128 << 20}]
 # What trains nothing, by pattern in the folder of the packed packages.

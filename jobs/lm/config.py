@@ -5,10 +5,9 @@ Everything a user can get wrong ends in a `UsageError` whose message is one line
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import pydantic
 import yaml
@@ -151,21 +150,6 @@ class Config(Section):
 # ---------------------------------------------------------------- reading
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice; PyYAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, (list, dict)):
-                continue
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read a YAML file and apply `section.key=value` overrides (values are YAML).
 
@@ -206,7 +190,7 @@ def validate(raw: Mapping[str, Any], *, source: str = "config") -> Config:
 
 def _parse(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, Loader=_UniqueKeyLoader)
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -230,14 +214,8 @@ def _set(raw: dict[str, Any], override: str) -> None:
 
 
 def _explain(item: Any) -> str:
-    loc = [str(part) for part in item["loc"]]
-    if item["type"] == "extra_forbidden":
-        names = _fields_at(loc[:-1])
-        near = difflib.get_close_matches(loc[-1], names, n=1)
-        hint = f"; did you mean {'.'.join([*loc[:-1], near[0]])}?" if near else f"; known: {', '.join(names)}"
-        return f"{'.'.join(loc)}: unknown key{hint}"
     field = _field(item)
-    message = item["msg"].removeprefix("Value error, ")
+    message = "unknown key" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
     given = item.get("input")
     shown = "" if given is None or isinstance(given, (dict, BaseModel)) else f", got {given!r}"
     return f"{field}: {message}{shown}" if field else f"{message}{shown}"
@@ -246,14 +224,3 @@ def _explain(item: Any) -> str:
 def _field(item: Any) -> str:
     """Dotted name; what pydantic adds for the alternatives of a union is left out."""
     return ".".join(str(part) for part in item["loc"] if "[" not in str(part) and part not in ("int", "constrained-int"))
-
-
-def _fields_at(loc: list[str]) -> list[str]:
-    model: Any = Config
-    for part in loc:
-        annotation = model.model_fields[part].annotation
-        options = (annotation, *get_args(annotation))
-        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
-        if model is None:
-            return []
-    return list(model.model_fields)

@@ -74,10 +74,7 @@ class Job:
         )
         report.say(self._headline(state, restored))
         loss: jax.Array | None = None
-        durable = manager.latest_step() if self.rank == 0 else None
-        with contextlib.ExitStack() as stack:
-            stack.callback(report.close)
-            log_event = stack.enter_context(_events(train.events, self.rank))
+        with _events(train.events, self.rank) as log_event:
             run_step = self.compiling.result()
             first = step
             for step in range(first, train.steps):
@@ -100,11 +97,8 @@ class Job:
                 manager.save(
                     done, state, items={"data": self.iterator}, metrics={**metrics, "loss": loss}, custom=custom, force=last
                 )
-                if self.rank == 0 and (logged or durable is not None):  # the first is looked for in storage: not at each step
-                    durable = manager.latest_step()
                 if logged:
-                    report.log(done, metrics["loss"], durable=durable)
-                report.step(done, durable=durable, snapshot=done)
+                    report.log(done, metrics["loss"], durable=manager.latest_step() if self.rank == 0 else None)
                 if manager.reached_preemption(done):
                     return {"step": done, "interrupted": True}  # close() makes this step durable and raises Interrupted
             return self._finish(state, loss, metrics, report, manager)
@@ -170,8 +164,6 @@ class Job:
         text = self._sample(state["params"])
         manager.wait_until_finished()
         durable = manager.latest_step() if self.rank == 0 else None
-        report.step(train.steps, durable=durable, snapshot=train.steps)
-        report.close()
         compared = self._val_text()
         zlib_bits, entropy_bits = zlib_bits_per_byte(compared), entropy_bits_per_byte(compared)
         if text is not None:
