@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.reshard.jobs import Group, Here
+from tests.reshard.held import Group, Here
 
 ALL = bool(os.environ.get("RAYSTATE_ALL"))
 TOPOLOGIES = [(1, 8), (2, 4), (3, 2), *([(4, 2), (6, 1), (1, 1)] if ALL else [])]  # processes x devices each
