@@ -16,6 +16,7 @@ import raystate.core.coordinator.saves as saves
 import raystate.core.coordinator.storage_watch as storage_watch
 import raystate.core.host.machine as host
 import raystate.core.trainer.machine as trainer
+import raystate.core.trainer.own_past as own_past
 import raystate.manager.ending as ending
 import raystate.manager.facade as facade
 import raystate.manager.newest as newest
@@ -50,9 +51,9 @@ def _abandoned_copies_go_on() -> Any:
 
     def begin(self: pipeline.Pipeline, lineage: str, base: SnapshotId | None) -> None:
         with self.lock:
-            kept, safe = self.machine.kept, self.machine._safe
+            kept, safe = self.machine.kept, self.machine.past.safe
             self.machine.begin(lineage, base)
-            self.machine.kept, self.machine._safe = kept, safe
+            self.machine.kept, self.machine.past.safe = kept, safe
             self._session.begin(lineage)
             self._session.write_word(self.machine.word())
 
@@ -109,7 +110,7 @@ def _long_words_are_not_sent() -> Any:
 
 def _steps_of_another_past_are_taken() -> Any:
     """(8) save() takes a step that storage holds of another past."""
-    return planted((trainer, "refuse_other_pasts", lambda *_, **__: None))
+    return planted((own_past.OwnPast, "refuse_others", lambda *_, **__: None))
 
 
 def _a_failed_save_leaves_traces() -> Any:
@@ -174,7 +175,7 @@ def _a_restored_step_counts_as_durable() -> Any:
         real(self, reply)
         with self._pipeline.lock:
             machine = self._pipeline.machine
-            machine._safe = machine.newest
+            machine.past.safe = machine.newest
 
     return planted((restoring.Restoring, "_settled", settled))
 

@@ -17,9 +17,10 @@ from raystate.core.formats.names import SnapshotId
 from raystate.core.formats.replies import Proposal
 from raystate.core.formats.reports import HostWord, TrainerWord
 from raystate.core.trainer.own_answers import OwnAnswers
+from raystate.core.trainer.own_past import OwnPast
 from raystate.core.trainer.own_promises import OwnPromises
 from raystate.core.trainer.own_slots import OwnSlots
-from raystate.core.trainer.save_decision import Action, Due, SaveDecision, refuse_other_pasts
+from raystate.core.trainer.save_decision import Action, Due, SaveDecision
 from raystate.core.trainer.step_times import StepTimes
 
 LEFT_OUT = 8  # of so many snapshots one is left out where the interval is shorter: there are undisturbed steps to measure then
@@ -62,10 +63,7 @@ class Trainer:
         # Only forward: a host ends a trainer that seems to go on after its group has ended.
         self.phase: Literal["joined", "running", "closing", "failed"] = "joined"
         self.error = ""
-        self._stored_step = stored_step
-        self._first = stored_step < 0  # nothing is durable or promised yet
-        self._ahead: frozenset[int] = frozenset()
-        self._safe: int = -1  # the step that is promised, or was durable when it was restored
+        self.past = OwnPast(stored=stored_step, first=stored_step < 0)
         self.promises = OwnPromises()
         self.slots = OwnSlots.of(slots)
         self.answers = OwnAnswers()
@@ -81,9 +79,7 @@ class Trainer:
         self.newest = origin.step if origin is not None else -1
         self.kept = origin
         self.answers.begin()
-        self._stored_step = -1
-        self._ahead = frozenset()
-        self._safe = -1
+        self.past = OwnPast(first=self.past.first)
         self.slots.begin()
         self.promises = OwnPromises()
         self.phase = "running" if self.phase == "joined" else self.phase
@@ -95,9 +91,8 @@ class Trainer:
 
         `word()` has to be written then: a new Coordinator knows by it that this rank does not wait any more.
         """
-        self._ahead = frozenset(ahead)
-        self._safe = self.newest if safe or saving else -1
-        self._first = not (safe or saving or stored)
+        is_safe = safe or saving
+        self.past = OwnPast(ahead=frozenset(ahead), safe=self.newest if is_safe else -1, first=not (is_safe or stored))
         if saving and self.kept is not None:
             self.promises.make(self.kept)
 
@@ -114,7 +109,7 @@ class Trainer:
     @property
     def is_safe(self) -> bool:
         """The newest step was promised, or is durable. The same on all ranks."""
-        return self.newest < 0 or self._safe == self.newest
+        return self.newest < 0 or self.past.safe == self.newest
 
     def word(self) -> TrainerWord:
         """The trainer's word as of now, with the next number."""
@@ -167,13 +162,13 @@ class Trainer:
         if host_word is not None and host_word.failure is not None:
             failure = host_word.failure
             raise error_from_name(failure.error, failure.message, dict(failure.details))
-        refuse_other_pasts(step, rank=self.rank, newest=self.newest, stored=self._stored_step, ahead=self._ahead)
+        self.past.refuse_others(step, rank=self.rank, newest=self.newest)
         wait, agreed = self.answers.answer(step, None if host_word is None else host_word.proposal)
         if wait:
             return self._decide("none", False, None, f"step {step} waits for the outcome of a proposal", wait=True)
         stop = agreed is not None and agreed.kind == "stop"
         self.answers.stopped_at = step if stop else self.answers.stopped_at
-        if step == self.newest and (step == self._safe or not (force or agreed)):
+        if step == self.newest and (step == self.past.safe or not (force or agreed)):
             why = f"step {step} {'will be durable' if self.is_safe else 'is the newest'} already"
             return self._decide("none", False, None, why, stop=stop, ignored=True)
         captured = self.capture_of(step, host_word)
@@ -185,7 +180,7 @@ class Trainer:
         self.phase = "running" if self.phase == "joined" else self.phase
         if promised:
             self.promises.make(SnapshotId(self.lineage, step))
-            self._safe, self._first = step, False
+            self.past.promised(step)
         if captured is not None:
             self.slots.promise(captured, step)
             return self._decide("promise", True, captured, why, stop=stop)
@@ -230,7 +225,7 @@ class Trainer:
         every = self.save_every_steps
         if every and step // every > max(0, self.newest) // every:
             return f"every {every} steps" if every != 1 else "every step"
-        return self._policy(step, self._first) if self._policy is not None else ""
+        return self._policy(step, self.past.first) if self._policy is not None else ""
 
     def _is_due(self, step: int, force: bool, agreed: Proposal | None) -> tuple[bool, str]:
         promised, why = False, f"snapshot of step {step}"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from raystate.core.formats.errors import StepOrderError
 from raystate.core.formats.names import SnapshotId
 from raystate.core.formats.reports import TrainerWord
 
@@ -44,40 +43,3 @@ class SaveDecision:
     dropped: SnapshotId | None
     ignored: bool
     word: TrainerWord
-
-
-_WAYS_OUT = (
-    "restore(step=…, rollback=True) retires the newer steps, restore() goes on from the newest, and another `storage` begins a run of "
-    "its own"
-)
-
-
-def refuse_other_pasts(step: int, *, rank: int, newest: int, stored: int, ahead: Collection[int]) -> None:
-    """Refuse a step that is older than the newest one, or lies in storage from another past.
-
-    Args:
-        step, rank: of the save.
-        newest: step of this training.
-        stored: newest step in storage if this training has restored none of them; -1: it has, or there is none.
-        ahead: steps in storage that are newer than what this training has restored.
-
-    Raises:
-        StepOrderError: names the ways out.
-    """
-    where = f"save of step {step} on rank {rank}"
-    if step < newest:
-        text = (
-            f"{where}: the newest step is {newest}. Begin the loop at `restored.step`; to go back, restore(step=…, rollback=True)"
-        )
-        raise StepOrderError(text, step=step, newest=newest, rank=rank)
-    if step <= stored:
-        raise StepOrderError(
-            f"{where}: storage holds steps up to {stored} of an earlier training, and this one has restored none of them: {_WAYS_OUT}",
-            step=step,
-            newest=stored,
-            rank=rank,
-        )
-    if step in ahead:
-        raise StepOrderError(
-            f"{where}: storage holds that step of another past: {_WAYS_OUT}", step=step, newest=max(ahead), rank=rank
-        )
