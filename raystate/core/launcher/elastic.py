@@ -104,6 +104,48 @@ class Wish:
     reason: str
 
 
+class _Proven:
+    """Which sizes have worked: groups of so many workers that have made new steps since the run last grew to that size."""
+
+    def __init__(self) -> None:
+        self.newest: Newest = lambda: None  # before the groups that have ended
+        self._growths = 0
+        self._grown_to: dict[int, int] = {}  # size -> which growth last led to it
+        # Ended groups, not judged yet: (workers, after how many growths, whether it failed, its newest step).
+        self._ends: list[tuple[int, int, bool, Newest]] = []
+        self._worked: dict[int, int] = {}  # size that has made new steps -> after how many growths it last has
+
+    def grown(self, workers: int) -> None:
+        """The run has grown to this size."""
+        self._growths += 1
+        self._grown_to[workers] = self._growths
+
+    def ended(self, workers: int, newest: Newest, *, failed: bool) -> None:
+        """A group of so many workers has ended."""
+        self._ends.append((workers, self._growths, failed, newest))
+        if len(self._ends) == _MOST_ENDS:
+            self._look_back()
+
+    def below(self, size: int, *, is_new: bool) -> list[int]:
+        """Smaller sizes that have ever worked, if this one has not; else none. `is_new`: no group of this size has started yet."""
+        self._look_back()
+        has_worked = not is_new and self._worked.get(size, -1) >= self._grown_to.get(size, 0)
+        return [] if has_worked else [one for one in self._worked if one < size]
+
+    def _look_back(self) -> None:
+        before = self.newest()
+        before = -1 if before is None else before
+        for workers, growths, failed, newest in self._ends:
+            step = newest()
+            if step is None:
+                continue
+            if step - before > (FEW_STEPS if failed else 0):
+                self._worked[workers] = growths
+            before = step
+        self.newest = lambda: before
+        self._ends.clear()
+
+
 class Elastic:
     """Decides the size of each worker group, and when a running one makes way for a larger one.
 
@@ -132,13 +174,7 @@ class Elastic:
         self._asked_s = -math.inf
         self._runs = False  # the group that was started last
         self._grew = False  # it is the outcome of a growth
-        self._newest: Newest = lambda: None  # before `_ends`
-        self._growths = 0
-        self._grown_to: dict[int, int] = {}  # size -> which growth last led to it
-        # Ended groups, not judged yet: (workers, after how many growths, whether it failed, its
-        # newest step).
-        self._ends: list[tuple[int, int, bool, Newest]] = []
-        self._worked: dict[int, int] = {}  # size that has made new steps -> after how many growths it last has
+        self._proven = _Proven()
         self._ceiling = 0  # a larger group only failed: no more than this until then
         self._ceiling_until_s = -math.inf
         self._taken_back: Counter[int] = Counter()  # how often, by size
@@ -169,42 +205,20 @@ class Elastic:
         """
         if self._runs:  # else its start has failed
             self._runs = False
-            self._ends.append((self._workers, self._growths, failed, newest))
-        if len(self._ends) == _MOST_ENDS:
-            self._look_back()
+            self._proven.ended(self._workers, newest, failed=failed)
 
     def take_back(self, now_s: float) -> bool:
         """The present group has failed for good. Whether the next one is smaller: of a size that
         has worked, as this one has not since the run grew to it. A success before the growth proves
         nothing: nodes or memory may have gone since."""
-        self._look_back()
-        below = [size for size in self._worked if size < self.tried]
-        if self._works(self.tried) or not below:
+        below = self._proven.below(self.tried, is_new=self.tried > self._workers > 0)
+        if not below:
             return False
         held = min(MOST_PATIENCE * 2 ** self._taken_back[self.tried], MOST_HELD)
         self._taken_back[self.tried] += 1
         self._ceiling, self._ceiling_until_s = max(below), max(self._ceiling_until_s, now_s + self._every_s * held)
         self._wish = None
         return True
-
-    def _works(self, size: int) -> bool:
-        if size > self._workers > 0:
-            return False  # the run grows to it, and no group of that size has started
-        return self._worked.get(size, -1) >= self._grown_to.get(size, 0)
-
-    def _look_back(self) -> None:
-        """Which of the sizes so far have worked."""
-        before = self._newest()
-        before = -1 if before is None else before
-        for workers, growths, failed, newest in self._ends:
-            step = newest()
-            if step is None:
-                continue
-            if step - before > (FEW_STEPS if failed else 0):
-                self._worked[workers] = growths
-            before = step
-        self._newest = lambda: before
-        self._ends.clear()
 
     def _below_ceiling(self, room: int, now_s: float) -> int:
         return min(room, self._ceiling) if now_s < self._ceiling_until_s else room
@@ -228,11 +242,10 @@ class Elastic:
         elif workers < before:
             self._patience = 1
         if not before:
-            self._newest = newest
+            self._proven.newest = newest
         grows = workers > before > 0
         if grows:
-            self._growths += 1
-            self._grown_to[workers] = self._growths
+            self._proven.grown(workers)
         self._runs, self._grew = True, grows or (workers == before and self._grew)
         self._workers, self._started_s, self._wish, self._limit = workers, now_s, None, None
         self._seen, self._chance_s = [], None
