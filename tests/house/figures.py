@@ -116,17 +116,19 @@ def arrows() -> set[tuple[str, str]]:
 
 
 def attributes() -> dict[str, int]:
-    """Of each class: how many its methods set."""
+    """Of each class: how many its methods set, or it declares as the fields of a dataclass that isn't frozen."""
     found: dict[str, int] = {}
     for _, _, tree in sources(REPO / "raystate"):
         for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-            found[kind.name] = len(
-                {
-                    node.attr
-                    for node in ast.walk(kind)
-                    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
-                }
-            )
+            written = {
+                node.attr
+                for node in ast.walk(kind)
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+            }
+            made = " ".join(map(ast.unparse, kind.decorator_list))
+            if "dataclass" in made and "frozen=True" not in made:
+                written |= {ast.unparse(node.target) for node in kind.body if isinstance(node, ast.AnnAssign)}
+            found[kind.name] = len(written)
     return found
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.figures import MOST_ATTRIBUTES, attributes
+
 REPO = Path(__file__).parents[2]
 FILES = sorted((REPO / "raystate").rglob("*.py"))
 MOST_LINES = 400
@@ -23,6 +25,12 @@ def test_no_file_is_long():
     assert len(FILES) > 100
     lines = {str(path.relative_to(REPO)): len(path.read_text().splitlines()) for path in FILES}
     assert not {name: count for name, count in lines.items() if count > MOST_LINES}, "a file that passes 400 lines wants to be two"
+
+
+def test_no_class_has_many_attributes():
+    excepted = {"HostLoop", "CoordinatorLoop"}
+    many = {name: count for name, count in attributes().items() if count > MOST_ATTRIBUTES}
+    assert set(many) <= excepted, f"{many}: a group of them that live and end together wants to be a class"
 
 
 def test_no_two_classes_have_one_name():
