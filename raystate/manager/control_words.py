@@ -59,6 +59,10 @@ class ControlWords:
                     self._host_word = host_word_from_json(cell[1])
             return self._host_word
 
+    def is_granted(self) -> bool:
+        """Whether the HostActor has granted this trainer slots."""
+        return (word := self.host_word()) is not None and any(word.grants)
+
     def write(self, word: TrainerWord) -> None:
         """Tell the HostActor."""
         with self.lock:

@@ -241,10 +241,7 @@ class Pipeline:
         if need is not None:
             with self.paused():
                 self._room.take(need)
-            self.wait_until(self._is_granted, QUICK_ANSWER_S)
-
-    def _is_granted(self) -> bool:
-        return (word := self._session.words.host_word()) is not None and any(word.grants)
+            self.wait_until(self._session.words.is_granted, QUICK_ANSWER_S)
 
     # ------------------------------------------------------------ the background turn
 
