@@ -261,7 +261,7 @@ class Coordinator:
         if end.by_stranger:  # else the next Coordinator answers
             stale = Failure(error="StaleAttemptError", message=end.reason, details={"by_attempt": end.by_attempt})
             context.out += [Answer(ask=ask, reply=stale) for ask in context.open_asks]
-            self.snapshots.fail(stale)  # or save() would go on to say True
+            self.snapshots.failure = stale  # or save() would go on to say True
             self.snapshots.advise()
         context.out.append(end)
 
@@ -293,7 +293,7 @@ class Coordinator:
         mistake, group = self.saves.mistake, self.joins.group
         if mistake is not None and event.hopeless and group is not None and group.lineage == mistake[0].lineage:
             # Nothing that this training makes can ever be durable: better said now than at its end.
-            self.snapshots.fail(Failure(error="ConfigError", message=mistake[1], details={"step": mistake[0].step}))
+            self.snapshots.failure = Failure(error="ConfigError", message=mistake[1], details={"step": mistake[0].step})
 
     def _given_up(self, event: GivenUp) -> None:
         self._supersede(Finish(by_attempt=self.attempt, reason=event.reason, by_stranger=True))

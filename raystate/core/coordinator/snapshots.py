@@ -35,7 +35,7 @@ class Snapshots:
         self.lost: set[int] = set()  # of these
         self.interval = Interval(context)
         self.proposal: Proposal | None = None  # what all ranks are asked to agree on
-        self.failure: Failure | None = None
+        self.failure: Failure | None = None  # why the present lineage can't go on: each trainer's next save() raises it
         self._lineage = ""
         self._advice: Advice | None = None  # the newest
         self._restored_keys: set[SnapshotId] = set()  # what the present lineage has restored
@@ -43,21 +43,6 @@ class Snapshots:
         self._unadvised: list[HostView] = []  # hosts that need the present advice once more
 
     # ---------------------------------------------------------------- events
-
-    def _speaks(self, view: HostView, incarnation: str, seq: int) -> bool:
-        """False for an incarnation that has been replaced."""
-        new = self.memory.incarnate(view, incarnation, seq)
-        if new:
-            self.saves.host_gone(view.host, f"another one: its HostActor started anew ({incarnation})")
-            self.saves.absence.came(view.host)
-            self._unadvised.append(view)
-        return new is not None
-
-    def _rise(self, view: HostView) -> None:
-        if view.rise(self.context.now_s):
-            self._unadvised.append(view)
-            self.context.log("info", f"host {view.host} is back")
-            self.saves.absence.came(view.host)
 
     def host_down(self, event: HostDown) -> None:
         """A node is lost."""
@@ -84,9 +69,17 @@ class Snapshots:
         summary = event.summary
         memory = self.memory
         view = memory.view(summary.host)
-        if not self._speaks(view, summary.incarnation, summary.seq) or summary.seq <= view.summary_seq:
+        is_new = memory.incarnate(view, summary.incarnation, summary.seq)
+        if is_new is None or summary.seq <= view.summary_seq:
             return
-        self._rise(view)
+        if is_new:
+            self.saves.host_gone(view.host, f"another one: its HostActor started anew ({summary.incarnation})")
+        is_back = view.rise(self.context.now_s)
+        if is_back:
+            self.context.log("info", f"host {view.host} is back")
+        if is_new or is_back:
+            self._unadvised.append(view)
+            self.saves.absence.came(view.host)
         self.saves.absence.heard(view.host)
         touched = memory.take(view, summary)
         moved = self.joins.observe(view)
@@ -117,12 +110,14 @@ class Snapshots:
             if snap.complete:
                 self._judge(snap)
         moved, self._moved = self._moved, []
-        for view, new in moved if group is not None and group.alive else ():
-            self._find_dead(view, new)
-        if group is not None and group.all_seen and moved:
+        if group is None:
+            return
+        for view, new in moved if group.alive else ():
+            self._find_dead(group, view, new)
+        if group.all_seen and moved:
             words = (word for view, _ in moved for word in view.trainers)
             self.interval.measured(words, group.seen.values(), group.newest)
-        if group is not None and not group.decided and group.all_seen:
+        if not group.decided and group.all_seen:
             if not self.memory.gathering and all(seen.newest_step >= 0 for seen in group.seen.values()):
                 group.decide()
 
@@ -152,18 +147,16 @@ class Snapshots:
         if group.restoring:
             return
         if not self.copying.is_on or (not self.memory.gathering and self.copying.is_safe(snap)):
-            self._stable(step)
+            self._stable(group, step)
 
-    def _stable(self, step: int) -> None:
-        group = self.joins.group
-        assert group is not None
+    def _stable(self, group: Group, step: int) -> None:
         self.stable = step
         group.decide()
         if self.dead:
             self.dead, self.lost = ({one for one in steps if one > step} for steps in (self.dead, self.lost))
         self.interval.stable(group.newest)
 
-    def _find_dead(self, view: HostView, new: set[SnapshotId]) -> None:
+    def _find_dead(self, group: Group, view: HostView, new: set[SnapshotId]) -> None:
         """A snapshot is dead once a rank has passed its step and neither holds a piece nor is still staging one.
 
         A report shows a trainer's word and its slots together (the word is read first), so one
@@ -171,8 +164,6 @@ class Snapshots:
         for a snapshot that is `new` here: the hosts that skipped it need not report again.
         (test_snapshots.test_what_two_ranks_of_one_host_have_reported_together_is_judged_for_all)
         """
-        group = self.joins.group
-        assert group is not None
         if self.memory.gathering:  # another host may have the copy
             return
         for key, snap in self.memory.snaps.items():
@@ -182,28 +173,22 @@ class Snapshots:
             for other in self.memory.views if key in new else (view,):
                 rank = snap.skipper(other)
                 if rank is not None:
-                    self._dead(key, rank, other)
+                    self._dead(group, snap, rank, other)
                     break
 
-    def _dead(self, key: SnapshotId, rank: int, view: HostView) -> None:
-        group = self.joins.group
-        assert group is not None
-        step, is_new, snap = key.step, key.step not in self.dead, self.memory.snaps.get(key)
+    def _dead(self, group: Group, snap: Snap, rank: int, view: HostView) -> None:
+        step, is_new = snap.step, snap.step not in self.dead
         self.dead.add(step)
         why = f"rank {rank} (host {view.host}) skipped step {step}"
         self.context.log("debug", why, step=step)
-        if snap is not None and snap.promised_by_some:
+        if snap.promised_by_some:
             self.lost.add(step)
             # An earlier Coordinator may have seen that it had one, which made room. (test_ending.test_why_a_copy_is_gone_is_not_said)
-            self.saves.lost(key, f"rank {rank} (host {view.host}) has no copy of it, and newer steps came")
+            self.saves.lost(snap.id, f"rank {rank} (host {view.host}) has no copy of it, and newer steps came")
         if is_new:
             self.interval.skipped(step, group.newest, why)
 
     # ---------------------------------------------------------------- advice
-
-    def fail(self, failure: Failure) -> None:
-        """The present lineage cannot go on: each trainer's next save() raises this."""
-        self.failure = failure
 
     def keep(self) -> tuple[SnapshotId, ...]:
         """What must not be overwritten although another lineage is the current one."""
@@ -286,5 +271,5 @@ class Snapshots:
         if self.memory.gathering and now_s - self.context.claimed_s >= settings.host_timeout_s:
             self.context.log("warning", f"hosts {named(sorted(self.memory.gathering))} have not reported; going on without them")
             self.memory.gathering = set()
-        if self.failure is None and (failure := self._laggards.not_saving()) is not None:
-            self.fail(failure)
+        if self.failure is None:
+            self.failure = self._laggards.not_saving()
