@@ -16,7 +16,7 @@ from raystate.actors.coordinator import Welcome, ensure_coordinator, make_coordi
 from raystate.actors.host import create_host
 from raystate.actors.hosts import last_line
 from raystate.actors.kv_store import check_travels
-from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors, wait_until_gone
+from raystate.actors.naming import coordinator_name, find_actor, find_hosts, host_name, protocol, run_actors, wait_until_gone
 from raystate.actors.places import refused
 from raystate.actors.release import release_by_hash
 from raystate.actors.reporting import answers_within_s
@@ -116,7 +116,7 @@ def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *
             continue
         if isinstance(reply, Failure):
             _make_way(reply, coordinator, config, ahead, out_of_time=own_time() > deadline_s)
-        elif reply.protocol != PROTOCOL:
+        elif reply.protocol != protocol():
             # Another version's actors: a new submission replaces them; storage and arenas carry everything they knew.
             _replace_older(run_hash)
         elif reply.outdated:
@@ -192,10 +192,10 @@ def _replace_older(run_hash: str) -> None:
         if actor is None:
             continue
         try:
-            protocol = ray.get(actor.protocol.remote(), timeout=QUICK_ANSWER_S)
+            spoken = ray.get(actor.protocol.remote(), timeout=QUICK_ANSWER_S)
         except RayError:  # so ill that it can't say
-            protocol = None
-        if protocol != PROTOCOL:
+            spoken = None
+        if spoken != protocol():
             ray.kill(actor, no_restart=True)
 
 

@@ -24,7 +24,7 @@ from raystate.actors.hosts import RayHosts
 from raystate.actors.kv_store import Kept, Tenant, cluster_token, is_dead, take_storage
 from raystate.actors.local_ray import at_own_priority
 from raystate.actors.log_routing import show_to
-from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
+from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, host_name, protocol
 from raystate.actors.places import Places
 from raystate.actors.reporting import RunReport, answers_within_s, record_folder
 from raystate.actors.restarted import begin, is_restarted
@@ -51,7 +51,7 @@ class Welcome:
     `outdated`: but this Coordinator has another configuration: field -> (its value, the asker's). The asker ends it and makes its own.
     """
 
-    protocol: int
+    protocol: str
     outdated: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
 
 
@@ -177,7 +177,7 @@ class CoordinatorActor:
             self._owner = owner
             self._kept_owner.put(owner)
         self._owner_s = now_s
-        return Welcome(protocol=PROTOCOL, outdated=admission.replaces)
+        return Welcome(protocol=protocol(), outdated=admission.replaces)
 
     @staticmethod
     async def _presence(service: CoordinatorLoop) -> Presence:
@@ -349,8 +349,8 @@ class CoordinatorActor:
         if len(self._lefts) >= world:
             self._left_all.set()
 
-    async def protocol(self) -> int:
-        return PROTOCOL
+    async def protocol(self) -> str:
+        return protocol()
 
     async def pid(self) -> int:
         return os.getpid()

@@ -21,7 +21,7 @@ from raystate import log_lines
 from raystate.actors.calling import answer_of
 from raystate.actors.local_ray import at_own_priority
 from raystate.actors.log_routing import show_to
-from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
+from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, host_name, protocol
 from raystate.actors.restarted import begin, is_restarted
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Event, HostId, HostOrder, StopAsked, Write
@@ -225,8 +225,8 @@ class HostActor:
     def pid(self) -> int:
         return os.getpid()
 
-    def protocol(self) -> int:
-        return PROTOCOL
+    def protocol(self) -> str:
+        return protocol()
 
     def show_to(self, job_id: str, level: int) -> None:
         show_to(job_id, level)

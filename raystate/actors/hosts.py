@@ -156,10 +156,10 @@ class RayHosts:
 
         handle.open.remote().future().add_done_callback(check)
 
-    def order(self, host: HostId, order: HostOrder) -> None:
+    def order(self, order: HostOrder) -> None:
         # It may have found what it held before it was killed: then it opened by itself.
-        self._waits_no_more(host)
-        handle = self._handle(host)
+        self._waits_no_more(order.host)
+        handle = self._handle(order.host)
         if handle is not None:
             handle.order.remote(order)
 

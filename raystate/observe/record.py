@@ -26,12 +26,11 @@ from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Command, Event, Settings
 from raystate.machine.priority import give_way
-from raystate.observe.record_codec import Record, UnknownMessageError, decode, encode
+from raystate.observe.record_codec import Record, UnknownMessageError, decode, encode, messages_format
 from raystate.waits import AGAIN_S
 
 logger = logging.getLogger("raystate.coordinator")
 
-FORMAT = 11
 PART_BYTES = 2 << 20  # of a file before it is compressed, to about a tenth
 TOTAL_BYTES = 6 << 20  # of all files of a run, on one node
 MOST_WAITING = 20_000  # records that wait to be written; more are left out
@@ -80,7 +79,7 @@ class Recorder:
     def begin(self, attempt: int, settings: Settings) -> None:
         """The attempt's first event is about to come."""
         self._attempt = attempt
-        header = {"format": FORMAT, "attempt": attempt, "settings": encode(settings)}
+        header = {"format": messages_format(), "attempt": attempt, "settings": encode(settings)}
         self._header = json.dumps(header).encode() + b"\n"
         self._thread = threading.Thread(target=self._run, name="raystate-record", daemon=True)
         self._thread.start()
@@ -227,7 +226,7 @@ def read_record(folder: Path) -> list[AttemptRecord]:
             if not (found := _lines(path)):
                 continue
             header, *lines = found
-            if header["format"] != FORMAT:
+            if header["format"] != messages_format():
                 raise UnknownMessageError(f"its format is {header['format']}")
             attempt: int = header["attempt"]
             settings[attempt] = decode(header["settings"])

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, cast
 
 from raystate.core.formats import entries, messages
+from raystate.core.formats.declared import fingerprint
 
 _MISSING = object()
 
@@ -51,6 +52,12 @@ def _is_kind(value: Any) -> bool:
 KINDS: dict[str, type[Any]] = {
     name: kind for module in (entries, messages) for name, kind in vars(module).items() if _is_kind(kind)
 } | {Record.__name__: Record}
+
+
+@cache
+def messages_format() -> str:
+    """Changes with the declaration of any message: a record of another format is another version's, and so is an actor."""
+    return fingerprint(*KINDS.values())
 
 
 @cache

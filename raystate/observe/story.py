@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from raystate.core.coordinator.context import named
 from raystate.core.formats.messages import (
-    Advise,
+    Advice,
     Answer,
     Append,
     BuildPackage,
@@ -18,17 +18,17 @@ from raystate.core.formats.messages import (
     Discard,
     Event,
     HostDown,
+    HostOrder,
     HostReported,
     Intent,
-    Invalidate,
     LeaveReply,
     Log,
     LogEntry,
     RestoreChoice,
     TrainerExited,
     Write,
+    short,
 )
-from raystate.observe.happenings import is_about, short, what_happened
 from raystate.observe.record import AttemptRecord, Record
 
 
@@ -95,14 +95,14 @@ class _Teller:
         self.step = step
         self.moments: list[Moment] = []
         self.milestones: dict[str, float] = {}
-        self._saves: set[str] = set()
-        self._seqs: set[int] = set()  # log entries that decide on it
+        self._names: set[int | str] = {step}  # by which events are news of it: ids of its saves
+        self._entries: set[str] = set()  # and log entries that decide on it
         self._seen: set[tuple[object, ...]] = set()  # what is told only once
         self._attempt = -1
 
     def take(self, record: Record) -> None:
         if record.attempt != self._attempt:
-            self._attempt, self._seqs = record.attempt, set()
+            self._attempt, self._entries = record.attempt, set()
         for command in record.commands:
             self._learn(command)
         event = self._happened(record.event, record.time_s)
@@ -112,7 +112,7 @@ class _Teller:
                 Moment(
                     attempt=record.attempt,
                     time_s=record.time_s,
-                    event=event or what_happened(record.event),
+                    event=event or record.event.words(),
                     decisions=tuple(decisions),
                 )
             )
@@ -120,9 +120,9 @@ class _Teller:
     def _learn(self, command: Command) -> None:
         match command:
             case Write(step=self.step, save=str(save)) | CarryOut(intent=Intent(kind="commit", step=self.step, save=str(save))):
-                self._saves.add(save)
+                self._names.add(save)
             case Append(entry=entry) if self._changes(entry):
-                self._seqs.add(entry.seq)
+                self._entries.add(f"log entry {entry.seq}")
             case _:
                 pass
 
@@ -164,12 +164,12 @@ class _Teller:
             ranks = named([str(piece.rank) for piece in fresh])
             return f"host {short(summary.host)} holds the snapshot of rank{'s' if len(fresh) > 1 else ''} {ranks}"
         if isinstance(event, TrainerExited | HostDown) and self.milestones.keys() & {"staged"} and "durable" not in self.milestones:
-            return what_happened(event)  # while the step was on its way
-        if not is_about(event, self.step, self._saves, self._seqs):
+            return event.words()  # while the step was on its way
+        if self._names.isdisjoint(about := event.about()) and self._entries.isdisjoint(about):
             return ""
         if isinstance(event, CarriedOut) and event.intent.kind == "commit" and not event.error:
             self._reached("durable", time_s)
-        return what_happened(event)
+        return event.words()
 
     # ------------------------------------------------------------ decisions
 
@@ -213,21 +213,20 @@ class _Teller:
                 return [Decision(text="move its files aside" if aside else "remove its files")]
             case Discard(step=self.step, save=save):
                 return [Decision(text=f"remove what save {save} has left")]
-            case Invalidate(step=self.step):
-                return [Decision(text="discard what does not come before it")]
             case Answer(reply=RestoreChoice(step=self.step, tier=tier, begins=begins, reason=reason)):
                 return [Decision(text=f"all ranks restore it from {tier}, as lineage {begins}", reason=reason)]
             case Answer(reply=LeaveReply(step=self.step)):
                 return [Decision(text="the run ends with it")]
-            case Advise():
+            case Advice():
                 return self._advised(command, time_s)
+            case HostOrder() if text := command.words(step):
+                return [Decision(text=text)]
             case _:
                 pass
         return []
 
-    def _advised(self, command: Advise, time_s: float) -> list[Decision]:
+    def _advised(self, advice: Advice, time_s: float) -> list[Decision]:
         """What hosts hear of the step for the first time; it is the same for all of them."""
-        advice = command.advice
         told: list[Decision] = []
         if advice.stable == self.step and self._first("stable", advice.lineage, advice.stable):
             self._reached("stable", time_s)
@@ -246,4 +245,5 @@ def _worded(decision: Decision, hosts: list[str], because: str) -> Decision:
 
 
 def _hosts(command: Command) -> list[str]:
-    return [short(command.host)] if isinstance(command, Write | Invalidate) else []
+    """Advice is the same for all of them."""
+    return [short(command.host)] if isinstance(command, Write | HostOrder) and not isinstance(command, Advice) else []

@@ -17,7 +17,7 @@ from raystate.arena import host as arena_host
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.host_messages import Remember, RemoveSet
 from raystate.core.formats.messages import Advice, Event, HostId, HostReported, Staged, TrainerWord
-from raystate.core.formats.replies import Invalidate
+from raystate.core.formats.orders import Invalidate
 from raystate.core.formats.words import trainer_word_to_json
 from raystate.observe.progress import Progress
 from raystate.runtime.host import slot_store

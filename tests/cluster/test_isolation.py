@@ -20,7 +20,7 @@ import raystate
 from raystate.actors.admission import this_owner
 from raystate.actors.coordinator import CoordinatorActor, Welcome
 from raystate.actors.host import HostActor
-from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
+from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, find_hosts, host_name, protocol, run_actors
 from raystate.core.formats.log import claim_entry
 from raystate.core.formats.messages import Failure
 from raystate.storage import RunLog, open_storage, run_hash
@@ -60,7 +60,7 @@ class OlderCoordinator(CoordinatorActor):
 
     async def hello(self, owner: Any, takeover: bool) -> Welcome:
         del owner, takeover
-        return Welcome(protocol=0)
+        return Welcome(protocol="0")
 
     async def protocol(self) -> int:
         return 0
@@ -98,8 +98,8 @@ def test_a_newer_version_replaces_the_actors_and_adopts_what_they_held(ray_clust
         assert np.asarray(restored.state["x"]).tolist() == [restored.step] * 4
         living = [find_actor(actor) for actor in run_actors(name)]
         assert ray.get([actor.protocol.remote() for actor in living if actor is not None], timeout=PATIENCE_S) == [
-            PROTOCOL,
-            PROTOCOL,
+            protocol(),
+            protocol(),
         ]
 
 

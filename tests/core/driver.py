@@ -9,7 +9,6 @@ from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.log import claim_entry
 from raystate.core.formats.messages import (
     Advice,
-    Advise,
     Answer,
     Append,
     Appended,
@@ -105,7 +104,7 @@ class Driver:
     def took(self, commands: list[Any]) -> None:
         """What was commanded, and what comes of it."""
         self.out += commands
-        self.advised |= {one.host: (one.advice.attempt, one.advice.seq) for one in commands if isinstance(one, Advise)}
+        self.advised |= {one.host: one.stamp for one in commands if isinstance(one, Advice)}
         if self.auto:
             for command in commands:
                 self._obey(command)
@@ -124,7 +123,7 @@ class Driver:
             self.report(command.host)
         elif isinstance(command, Write):
             self.send(Written(host=command.host, save=command.save))
-        elif isinstance(command, Advise):
+        elif isinstance(command, Advice):
             self.report(command.host)
 
     def packaged(self, command: BuildPackage, **more: Any) -> Packaged:
@@ -350,7 +349,7 @@ class Driver:
 
     def advice(self) -> Advice:
         """The newest advice."""
-        return [one.advice for one in self.out if isinstance(one, Advise)][-1]
+        return [one for one in self.out if isinstance(one, Advice)][-1]
 
     @property
     def proposal(self) -> Proposal:

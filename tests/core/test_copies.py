@@ -15,7 +15,7 @@ from raystate.core.formats.host_messages import (
     SlotAddress,
 )
 from raystate.core.formats.messages import (
-    Advise,
+    Advice,
     Copy,
     HostId,
     HostReported,
@@ -139,7 +139,7 @@ class Copying(Driver):
 
     @property
     def stable(self) -> int:
-        return [one for one in self.out if isinstance(one, Advise)][-1].advice.stable
+        return [one for one in self.out if isinstance(one, Advice)][-1].stable
 
     def logged(self, text: str) -> int:
         return sum(1 for one in self.out if isinstance(one, Log) and text in one.text)
@@ -198,6 +198,6 @@ def test_one_host_is_told_once_and_calmly():
         driver.seen[A] = [TrainerWord(rank=0, world=1, lineage=lineage, newest_step=step)]
         driver.staged[A] = [replace(piece(0, step, lineage), world=1)]
         driver.report(A)
-    assert [one for one in driver.out if isinstance(one, Advise)][-1].advice.stable == 2
+    assert [one for one in driver.out if isinstance(one, Advice)][-1].stable == 2
     assert [one.level for one in driver.out if isinstance(one, Log) and "need a second host" in one.text] == ["debug"]
     assert not [one for one in driver.out if isinstance(one, Copy)]

@@ -25,7 +25,7 @@ from raystate.core.formats.messages import (
     TrainerWord,
     Write,
 )
-from raystate.core.formats.replies import MOST_OLDER
+from raystate.core.formats.orders import MOST_OLDER
 from tests.core.driver import AB, Driver, adopted, history, running
 
 

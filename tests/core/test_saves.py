@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raystate.core.formats.messages import (
-    Advise,
+    Advice,
     Append,
     Appended,
     Ask,
@@ -176,7 +176,7 @@ def test_trainers_hear_of_another_cluster_that_has_taken_their_run():
     assert [one.by_stranger for one in driver.take(Finish)] == [True]
     assert driver.replies(Failure)[-1].error == "StaleAttemptError"
     assert driver.replies(Failure)[-1].details["by_attempt"] == 2
-    told = [one.advice.failure for one in driver.take(Advise)]
+    told = [one.failure for one in driver.take(Advice)]
     assert {failure.error for failure in told if failure is not None} == {"StaleAttemptError"}
 
 
@@ -186,7 +186,7 @@ def test_trainers_hear_that_their_run_is_given_up():
     driver.send(GivenUp(reason="its folder is gone"))
     assert driver.take(Finish)[0].by_stranger
     assert driver.replies(Failure)[-1].message == "its folder is gone"
-    told = [one.advice.failure for one in driver.take(Advise)]
+    told = [one.failure for one in driver.take(Advice)]
     assert {failure.error for failure in told if failure is not None} == {"StaleAttemptError"}
 
 

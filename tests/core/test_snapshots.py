@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from raystate.core.formats.messages import (
-    Advise,
+    Advice,
 )
 from raystate.core.host.slots import why_reusable
 from tests.core.driver import Driver, running
@@ -81,9 +81,9 @@ def test_advice_that_was_lost_is_given_again():
     driver.out.clear()
     driver.tick(2.0)
     driver.report("b")
-    assert driver.take(Advise) == []
+    assert driver.take(Advice) == []
     driver.report("a")
-    assert [one.host for one in driver.take(Advise)] == ["a"]
+    assert [one.host for one in driver.take(Advice)] == ["a"]
 
 
 def test_a_promised_piece_of_a_skipped_step_is_kept_until_no_rank_can_get_the_step_by_force():

@@ -43,18 +43,24 @@ def all_code(folder: Path) -> int:
     return sum(code_lines(text, tree) for _, text, tree in sources(folder))
 
 
-def _classes(*names: str) -> int:
-    """Public classes that these modules of core declare."""
-    trees = [ast.parse((CORE / "formats" / name).read_text()) for name in names]
-    return sum(isinstance(node, ast.ClassDef) and not node.name.startswith("_") for tree in trees for node in tree.body)
+MESSAGES = ("commands.py", "declared.py", "events.py", "host_messages.py", "orders.py", "questions.py", "replies.py")
 
 
-def union(module: str, name: str) -> int:
-    """How many kinds a union type has."""
-    for node in ast.parse((CORE / "formats" / module).read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
-            return sum(isinstance(one, ast.Name) for one in ast.walk(node.value))
-    raise LookupError(name)
+def messages(base: str = "") -> set[str]:
+    """Public classes of these modules of core from which none derives; with `base`: of those that do derive from it."""
+    trees = [ast.parse((CORE / "formats" / name).read_text()) for name in MESSAGES]
+    classes = {
+        node.name: {ast.unparse(one) for one in node.bases}
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def ancestors(name: str) -> set[str]:
+        return {one for parent in classes.get(name, ()) for one in (parent, *ancestors(parent))}
+
+    bases = set().union(*classes.values())
+    return {name for name in classes if not name.startswith("_") and name not in bases and (not base or base in ancestors(name))}
 
 
 def parts() -> int:
@@ -211,8 +217,8 @@ def figures() -> dict[str, int]:
         "code lines, raystate/core": all_code(CORE),
         "code lines, tests": all_code(REPO / "tests"),
         "code lines, jobs and benchmarks": all_code(REPO / "jobs") + all_code(REPO / "benchmarks"),
-        "kinds of messages": _classes("commands.py", "events.py", "host_messages.py", "replies.py"),
-        "events of the Coordinator": union("events.py", "Event"),
+        "kinds of messages": len(messages()),
+        "events of the Coordinator": len(messages("Event")),
         "parts of the Coordinator": parts(),
         "longest import chain in core": longest_chain(),
         "loose modules": len(loose_modules()),

@@ -41,7 +41,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted(ModelLink, "ask", lambda event, _: f"asked {type(event).__name__}")
     counted(ModelLink, "call_host", lambda _host, method, *_: f"called {method}")
     counted(ModelLink, "call_hosts", lambda *_: "called for pieces", calls)
-    counted(World, "order", lambda _host, order: f"ordered {type(order).__name__}")
+    counted(World, "order", lambda order: f"ordered {type(order).__name__}")
     counted(World, "write", lambda *_: "ordered Write")
     counted(Weather, "before", lambda operation, _: f"storage {operation}")
     return found

@@ -609,9 +609,9 @@ class World:
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
         del host, on_error
 
-    def order(self, host: HostId, order: HostOrder) -> None:
+    def order(self, order: HostOrder) -> None:
         def arrive() -> None:
-            loop = self._loop(host)
+            loop = self._loop(order.host)
             if loop is not None:
                 loop.order(order)
 

@@ -19,7 +19,7 @@ import pytest
 
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import InvalidTransitionError, RaystateError
-from raystate.core.formats.messages import Command, Event, Failure, HostDown, HostId, Joined, Settings, SnapshotId, Tick
+from raystate.core.formats.messages import Command, Event, Failure, HostDown, HostId, HostOrder, Joined, Settings, SnapshotId, Tick
 from raystate.observe.record import AttemptRecord, Record, Recorder, read_record, replay
 from raystate.observe.record_codec import KINDS, UnknownMessageError, decode, encode
 from raystate.storage import open_storage
@@ -28,7 +28,15 @@ from tests.record.a_record import play, recorded
 from tests.sim import simulate
 
 SETTINGS = Settings(run="lm", storage="s")
-MESSAGES = [*typing.get_args(Event), *typing.get_args(Command)]
+
+
+def kinds(base: type[Any]) -> list[type[Any]]:
+    """Of what is declared, those that nothing derives from."""
+    found = [kind for kind in KINDS.values() if issubclass(kind, base)]
+    return [kind for kind in found if not any(kind in other.__mro__[1:] for other in found)]
+
+
+MESSAGES = [*kinds(Event), *kinds(HostOrder), *(kind for kind in typing.get_args(Command) if kind is not HostOrder)]
 
 
 # ---------------------------------------------------------------- every message

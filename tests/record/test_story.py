@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import pytest
 
 from raystate.core.formats.messages import (
     Advice,
-    Advise,
     Appended,
     CarriedOut,
     Event,
@@ -28,11 +28,10 @@ from raystate.core.formats.messages import (
     Staged,
     Tick,
 )
-from raystate.observe.happenings import what_happened
 from raystate.observe.record import AttemptRecord, Record, read_record
 from raystate.observe.story import Story, known_steps, tell
 from tests.record.a_record import play
-from tests.record.test_record import every
+from tests.record.test_record import every, kinds
 
 A = HostId("a" * 56)
 
@@ -127,15 +126,15 @@ def staged(step: int) -> HostReported:
     return HostReported(summary=HostSummary(host=A, incarnation="i", seq=step, staged=(piece,)))
 
 
-def advice(**fields: Any) -> tuple[Advise, ...]:
+def advice(**fields: Any) -> tuple[Advice, ...]:
     told = Advice(attempt=1, seq=1, lineage="1.1.x", **fields)
-    return (Advise(host=A, advice=told), Advise(host=HostId("b"), advice=told))
+    return (dataclasses.replace(told, host=A), dataclasses.replace(told, host=HostId("b")))
 
 
-@pytest.mark.parametrize("kind", typing.get_args(Event), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", kinds(Event), ids=lambda kind: kind.__name__)
 def test_every_event_has_a_sentence(kind: type[Any]) -> None:
     for one in every(kind):
-        sentence = what_happened(one)
+        sentence = one.words()
         assert sentence and "<" not in sentence and kind.__name__ not in sentence
 
 

@@ -9,7 +9,6 @@ from raystate.core.coordinator.machine import NO_REST, Coordinator
 from raystate.core.formats.entries import own_commits
 from raystate.core.formats.log import claim_entry
 from raystate.core.formats.messages import (
-    Advise,
     Answer,
     Append,
     Appended,
@@ -17,12 +16,10 @@ from raystate.core.formats.messages import (
     CarriedOut,
     CarryOut,
     Claimed,
-    Copy,
     Discard,
-    EndTrainers,
     Finish,
+    HostOrder,
     Intent,
-    Invalidate,
     LiveStep,
     Log,
     LogEntry,
@@ -117,16 +114,13 @@ class CoordinatorProc(Proc):
                     self.world.trace.append((self.world.now_s, f"{self.writer} log", command.text))
                 continue
             self.world.emitted(self, command)
-            _DO[kind](self, command)
+            (CoordinatorProc._order if isinstance(command, HostOrder) else _DO[kind])(self, command)
 
     def _answer(self, command: Answer) -> None:
         self.world.answer(command)
 
-    def _advise(self, command: Advise) -> None:
-        self.world.order(self, command.host, command.advice)
-
     def _order(self, command: Any) -> None:
-        self.world.order(self, command.host, command)
+        self.world.order(self, command)
 
     # ---------------------------------------------------------------- storage, step by step
 
@@ -287,11 +281,7 @@ class CoordinatorProc(Proc):
 _TICK = Tick()
 _DO: dict[type, Any] = {
     Answer: CoordinatorProc._answer,
-    Advise: CoordinatorProc._advise,
-    Invalidate: CoordinatorProc._order,
-    EndTrainers: CoordinatorProc._order,
     Write: CoordinatorProc._order,
-    Copy: CoordinatorProc._order,
     BuildPackage: CoordinatorProc._build,
     Append: CoordinatorProc._append,
     CarryOut: CoordinatorProc._carry_out,

@@ -6,7 +6,7 @@ import heapq
 from random import Random
 from typing import Any
 
-from raystate.core.formats.messages import Answer, Settings
+from raystate.core.formats.messages import Answer, HostOrder, Settings, Write
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.nodes import HEARTBEAT_S, HostProc, Node, Proc
 from tests.sim.storage import Storage
@@ -89,9 +89,9 @@ class Network(Truth):
         if actor.alive and not self.cut(actor.node):
             actor.look()
 
-    def order(self, coordinator: CoordinatorProc, host: str, command: Any) -> None:
+    def order(self, coordinator: CoordinatorProc, command: HostOrder | Write) -> None:
         """From a Coordinator to a HostActor."""
-        node = self.nodes_by_id.get(host)
+        node = self.nodes_by_id.get(command.host)
         if node is None or self.cut(node) or node.actor is None or not node.actor.alive:
             return
         for _ in range(self._deliveries()):

@@ -25,17 +25,13 @@ from raystate.core.formats.host_messages import (
     Speak,
 )
 from raystate.core.formats.messages import (
-    Advice,
-    Copy,
-    EndTrainers,
+    Event,
     HostId,
-    HostReported,
+    HostOrder,
     HostWord,
-    Invalidate,
     SnapshotId,
     Staged,
     Tick,
-    TrainerExited,
     TrainerWord,
     Write,
     Written,
@@ -239,10 +235,13 @@ class HostProc(Proc):
         if not self.alive:
             return
         commands = self.machine.handle(event, self.world.now_s)
-        if type(event) in _ORDERS:
+        if isinstance(event, HostOrder | Write):
             self._check_order(event, commands)
         for command in commands:
-            _DO[type(command)](self, command)
+            if isinstance(command, Event):
+                self.world.tell(self, command)
+            else:
+                _DO[type(command)](self, command)
         if type(event) is Write and not any(type(one) is Hold for one in commands):
             done = self.writes.get(event.save)  # it was given before
             if done is not None:
@@ -326,9 +325,6 @@ class HostProc(Proc):
         self.poke()
 
     # ---------------------------------------------------------------- what the machine asks for
-
-    def _tell(self, event: HostReported | TrainerExited) -> None:
-        self.world.tell(self, event)
 
     def _speak(self, command: Speak) -> None:
         self.node.sets[command.index].word_out = command.word
@@ -415,8 +411,6 @@ class HostProc(Proc):
 
 
 _DO: dict[type, Any] = {
-    HostReported: HostProc._tell,
-    TrainerExited: HostProc._tell,
     Speak: HostProc._speak,
     Empty: HostProc._empty,
     Remember: HostProc._remember,
@@ -428,5 +422,4 @@ _DO: dict[type, Any] = {
     EndCopy: lambda proc, command: proc.transfers.end(command),
 }
 _TICK = Tick()
-_ORDERS = frozenset({Advice, Invalidate, EndTrainers, Write, Copy})
 _DEEDS = frozenset({Kill, Hold, Empty, FetchCopy})  # what an order of a superseded attempt may not lead to

@@ -8,7 +8,7 @@ from typing import Any
 
 from raystate.core.coordinator.copying import Copying
 from raystate.core.formats.messages import (
-    Advise,
+    Advice,
     Answer,
     Invalidate,
     RestoreChoice,
@@ -192,8 +192,8 @@ class Truth:
     def emitted(self, proc: CoordinatorProc, command: Any) -> None:
         """Look at what a Coordinator says."""
         kind = type(command)
-        if kind is Advise:
-            advice = command.advice
+        if kind is Advice:
+            advice = command
             if advice.durable_step >= 0 and advice.durable_step not in self.storage.ever_visible:
                 raise Violation(f"durable means visible: step {advice.durable_step} is called durable and was never visible")
             stable = advice.stable

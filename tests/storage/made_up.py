@@ -72,13 +72,13 @@ class MadeUpHosts:
         if host not in self.sequence:
             self._report(host)
 
-    def order(self, host: HostId, order: HostOrder) -> None:
+    def order(self, order: HostOrder) -> None:
         if isinstance(order, Invalidate):
-            held = self.staged.get(host, ())
-            self.staged[host] = tuple(one for one in held if order.spares(one.lineage, one.step))
-            self.base[host] = order
+            held = self.staged.get(order.host, ())
+            self.staged[order.host] = tuple(one for one in held if order.spares(one.lineage, one.step))
+            self.base[order.host] = order
         if isinstance(order, Invalidate | Advice):
-            self._report(host)
+            self._report(order.host)
 
     def write(self, order: Write) -> Future[Any]:
         return self.workers.submit(self._write, order)

@@ -19,7 +19,7 @@ from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.notices import Notices
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
-from raystate.core.formats.replies import Proposal
+from raystate.core.formats.orders import Proposal
 from raystate.core.formats.reports import TrainerWord
 from raystate.waits import FIRST_STEP_AGAIN_S
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from raystate.core.coordinator.facts import remember
 from raystate.core.formats.commands import Answer, Command, Log
+from raystate.core.formats.declared import Failure
 from raystate.core.formats.names import Ask
-from raystate.core.formats.replies import Failure, Reply
+from raystate.core.formats.replies import Reply
 from raystate.core.formats.settings import Settings
 from raystate.waits import RETRY_FIRST_S, RETRY_LAST_S
 

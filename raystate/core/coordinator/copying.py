@@ -14,9 +14,8 @@ from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.group import Joins
 from raystate.core.coordinator.memory import HostView, Memory, Snap
 from raystate.core.coordinator.peers import Peers, assign_peers
-from raystate.core.formats.commands import Copy
 from raystate.core.formats.names import HostId, SnapshotId
-from raystate.core.formats.replies import Invalidate
+from raystate.core.formats.orders import Copy, Invalidate
 from raystate.waits import RETRY_FIRST_S
 
 EXCUSED_FOR = 10  # times copy_timeout_s: then a host that was too slow is waited for again

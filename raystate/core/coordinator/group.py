@@ -9,9 +9,10 @@ from raystate.core.coordinator.context import Context, all_have, brief, named, r
 from raystate.core.coordinator.joining import Joining
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import HostView, Memory
-from raystate.core.formats.commands import EndTrainers
-from raystate.core.formats.events import Joined, TrainerExited
+from raystate.core.formats.events import TrainerExited
 from raystate.core.formats.names import Ask, HostId, Lineage, SnapshotId, group_of, lineage_order
+from raystate.core.formats.orders import EndTrainers
+from raystate.core.formats.questions import Joined
 from raystate.core.formats.replies import JoinReply, RestoreSettled
 from raystate.core.formats.reports import TrainerWord
 from raystate.core.formats.texts import counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from raystate.core.coordinator.context import Barrier, Context, ranks_text
-from raystate.core.formats.events import Joined
+from raystate.core.formats.questions import Joined
 from raystate.core.formats.replies import JoinReply
 from raystate.core.formats.texts import counted
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from raystate.core.coordinator.context import NAMED, Context, brief
 from raystate.core.coordinator.group import Group, Joins
-from raystate.core.formats.commands import EndTrainers
-from raystate.core.formats.events import FlushAsked
+from raystate.core.formats.declared import Failure
 from raystate.core.formats.names import HostId
-from raystate.core.formats.replies import Failure
+from raystate.core.formats.orders import EndTrainers
+from raystate.core.formats.questions import FlushAsked
 from raystate.waits import HANG_ENDS_S, RETRY_FIRST_S
 
 UNUSUAL = 3.0  # times the longest pause so far

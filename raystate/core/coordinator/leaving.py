@@ -14,8 +14,8 @@ from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.formats.commands import Finish
 from raystate.core.formats.entries import WHY_CHARS, is_made, kept_steps
-from raystate.core.formats.events import LeaveAsked, ReleaseAsked
 from raystate.core.formats.names import SnapshotId, group_of
+from raystate.core.formats.questions import LeaveAsked, ReleaseAsked
 from raystate.core.formats.replies import LeaveReply
 from raystate.core.formats.texts import of_step
 from raystate.waits import HEARD_S, STARTS_S

@@ -26,6 +26,7 @@ from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.coordinator.withdrawals import Withdrawals
 from raystate.core.formats.commands import Answer, Command, Finish
+from raystate.core.formats.declared import Event, Failure
 from raystate.core.formats.entries import LogEntry
 from raystate.core.formats.errors import InvalidTransitionError
 from raystate.core.formats.events import (
@@ -33,19 +34,11 @@ from raystate.core.formats.events import (
     AttemptDead,
     CarriedOut,
     Claimed,
-    DeleteAsked,
-    Event,
-    FlushAsked,
     GivenUp,
     HostDown,
     HostReported,
-    Joined,
-    LeaveAsked,
     Packaged,
     Progress,
-    ReleaseAsked,
-    RestoreAsked,
-    RestoreTried,
     StopAsked,
     Tick,
     TrainerExited,
@@ -53,7 +46,7 @@ from raystate.core.formats.events import (
 )
 from raystate.core.formats.names import Ask
 from raystate.core.formats.printed import printed_parts
-from raystate.core.formats.replies import Failure
+from raystate.core.formats.questions import DeleteAsked, FlushAsked, Joined, LeaveAsked, ReleaseAsked, RestoreAsked, RestoreTried
 from raystate.core.formats.settings import Settings
 
 NO_REST = "the decisions have not come to rest"

@@ -13,7 +13,7 @@ from typing import TypeVar
 from raystate.core.coordinator.context import Context
 from raystate.core.formats.events import TrainerExited
 from raystate.core.formats.names import HostId, Lineage, SnapshotId, group_of
-from raystate.core.formats.replies import Invalidate, Proposal
+from raystate.core.formats.orders import Invalidate, Proposal
 from raystate.core.formats.reports import HostSummary, Staged, TrainerWord
 from raystate.waits import RETRY_FIRST_S
 

@@ -12,9 +12,10 @@ from raystate.core.coordinator.group import Group, Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.saves import Saves
-from raystate.core.formats.events import FlushAsked, LeaveAsked
+from raystate.core.formats.declared import Failure
 from raystate.core.formats.names import Ask, SnapshotId
-from raystate.core.formats.replies import Failure, FlushReply
+from raystate.core.formats.questions import FlushAsked, LeaveAsked
+from raystate.core.formats.replies import FlushReply
 from raystate.core.formats.texts import of_step
 
 Fate = tuple[bool | None, str]  # see `Saves.fate`

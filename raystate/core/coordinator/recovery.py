@@ -22,7 +22,7 @@ from raystate.core.coordinator.restore_asks import RestoreAsks
 from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.coordinator.withdrawals import Withdrawals
 from raystate.core.formats.errors import InvalidTransitionError
-from raystate.core.formats.events import RestoreAsked, RestoreTried
+from raystate.core.formats.questions import RestoreAsked, RestoreTried
 from raystate.core.formats.replies import TIERS, RestoreChoice, RestoreSettled
 
 Phase = Literal["idle", "asking", "looking", "retiring", "discarding", "trying"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from raystate.core.coordinator.context import Barrier
 from raystate.core.coordinator.group import Group
-from raystate.core.formats.events import RestoreAsked
 from raystate.core.formats.names import Ask
+from raystate.core.formats.questions import RestoreAsked
 
 
 @dataclass(slots=True, eq=False)

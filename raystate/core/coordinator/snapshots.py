@@ -12,10 +12,10 @@ from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.laggards import Laggards
 from raystate.core.coordinator.memory import HostView, Memory, Snap
 from raystate.core.coordinator.saves import Saves
-from raystate.core.formats.commands import Advise
+from raystate.core.formats.declared import Failure
 from raystate.core.formats.events import HostDown, HostReported
 from raystate.core.formats.names import HostId, SnapshotId, lineage_order
-from raystate.core.formats.replies import Advice, Failure, Proposal
+from raystate.core.formats.orders import Advice, Proposal
 from raystate.waits import RETRY_FIRST_S
 
 
@@ -254,7 +254,7 @@ class Snapshots:
         for view in views:
             if view.up and view.sent != advice.seq:
                 view.told(advice.seq, self.context.now_s)
-                self.context.out.append(Advise(host=view.host, advice=advice))
+                self.context.out.append(replace(advice, host=view.host))
 
     # ---------------------------------------------------------------- time
 

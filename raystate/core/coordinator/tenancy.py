@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from raystate.core.coordinator.machine import Coordinator
+from raystate.core.formats.declared import Failure
 from raystate.core.formats.names import HostId
-from raystate.core.formats.replies import Failure
 from raystate.waits import CONNECT_S, HEARD_S, STARTS_S
 
 

@@ -11,8 +11,8 @@ from raystate.core.coordinator.journal import Change, Journal, Kind, Request, Re
 from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.saves import Saves
 from raystate.core.formats.entries import DELETE, LogEntry
-from raystate.core.formats.events import DeleteAsked
 from raystate.core.formats.names import Ask, lineage_order
+from raystate.core.formats.questions import DeleteAsked
 from raystate.core.formats.replies import FlushReply
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raystate.core.formats.entries import Intent, LiveStep, LogEntry
-from raystate.core.formats.names import Ask, HostId, SaveId, SnapshotId, Stamped
-from raystate.core.formats.replies import Advice, Invalidate, Reply
+from raystate.core.formats.names import Ask, HostId, SaveId, SnapshotId
+from raystate.core.formats.orders import HostOrder
+from raystate.core.formats.replies import Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,31 +17,6 @@ class Answer:
 
     ask: Ask
     reply: Reply
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advise:
-    """Give a HostActor this advice."""
-
-    host: HostId
-    advice: Advice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndTrainers:
-    """Kill the trainers of this lineage's worker group on that host: they are stuck in a collective with a dead rank. Idempotent.
-
-    `hanging`: only these ranks, and they are the cause: it is found out first where they were.
-    `announced`: no rank has failed. Their node or another rank's was announced to go away, and they
-    did not stop in time.
-    """
-
-    host: HostId
-    lineage: str
-    reason: str
-    attempt: int = 0  # a host ignores those of attempts that have been superseded
-    hanging: tuple[int, ...] = ()
-    announced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,26 +32,6 @@ class Write:
     @property
     def snapshot(self) -> SnapshotId:
         """What is to be written."""
-        return SnapshotId(self.lineage, self.step)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy(Stamped):
-    """The host keeps copies of these pieces of a snapshot, and fetches those that it has not. It replaces the order before it.
-
-    Attributes:
-        pieces: (rank, a host that holds its piece).
-        attempt, seq: order the orders; the same one again: failed copies may be tried again.
-    """
-
-    host: HostId
-    lineage: str
-    step: int
-    pieces: tuple[tuple[int, HostId], ...]
-
-    @property
-    def snapshot(self) -> SnapshotId:
-        """What is to be copied."""
         return SnapshotId(self.lineage, self.step)
 
 
@@ -144,10 +100,4 @@ class Log:
     kind: str = ""  # it says why a command of this class was given
 
 
-HostOrder = Advice | Invalidate | EndTrainers | Copy
-"""Orders of the Coordinator to a HostActor, which answers by its reports alone."""
-
-Command = (
-    Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | CarryOut | Discard
-    | Finish | Log
-)  # fmt: skip
+Command = Answer | HostOrder | Write | BuildPackage | Append | CarryOut | Discard | Finish | Log

@@ -1,18 +1,24 @@
-"""Events: into `Coordinator.handle`."""
+"""What has happened, for `Coordinator.handle`: news of hosts and trainers, and what became of commands. See `questions` for the rest."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from raystate.core.formats.declared import Event
 from raystate.core.formats.entries import Intent, LogEntry
-from raystate.core.formats.names import Ask, HostId, SaveId, SnapshotId
-from raystate.core.formats.reports import HostSummary, OfRank
+from raystate.core.formats.names import HostId, SaveId, short
+from raystate.core.formats.reports import HostSummary
+
+
+def _outcome(done: str, failed: str, error: str) -> str:
+    return f"{failed}: {error}" if error else done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
+class Claimed(Event):
     """The claim entry was created: this Coordinator is attempt entry.attempt. `dead` lists attempts known dead (Ray said so).
 
     `hosts` are the HostActors that exist already (found by name); restore decisions wait for their reports or their deadline.
@@ -22,35 +28,37 @@ class Claimed:
     hosts: tuple[HostId, ...] = ()
     dead: tuple[int, ...] = ()
 
+    def words(self) -> str:
+        live = ", ".join(str(one.step) for one in self.entry.live[-5:]) or "none"
+        return f"attempt {self.entry.attempt} claims the run ({self.entry.reason}); newest steps in its log: {live}"
+
+    def about(self) -> Collection[int | str]:
+        return {one.step for one in (*self.entry.live, *self.entry.intents)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostDown:
+class HostDown(Event):
     """A node is lost, with its memory. A HostActor that has died without its node says nothing, until the next one reports."""
 
     host: HostId
     reason: str
 
+    def words(self) -> str:
+        return f"host {short(self.host)} is lost: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostReported:
+class HostReported(Event):
     """A HostActor tells what it holds and what its trainers say."""
 
     summary: HostSummary
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """A rank of a new worker group has constructed its StateManager."""
-
-    ask: Ask
-    group: str
-    rank: int
-    world: int
-    host: HostId
+    def words(self) -> str:
+        return f"host {short(self.summary.host)} reports"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerExited:
+class TrainerExited(Event):
     """A trainer's process is gone, or it said that it failed.
 
     Attributes:
@@ -70,82 +78,13 @@ class TrainerExited:
     returned: bool = False
     stack: str = ""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreAsked(OfRank):
-    """Collective. `step`: exactly this one, or None for the newest."""
-
-    step: int | None = None
-    rollback: bool = False
+    def words(self) -> str:
+        ending = "leaves" if self.clean else "is gone"
+        return f"the trainer of rank {self.rank} on host {short(self.host)} {ending}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreTried(OfRank):
-    """Collective: the outcome of a RestoreChoice on one rank. Not ok: `error` says what was damaged or unreachable.
-
-    Attributes:
-        lineage: the one that the rank has asked from, which goes on until the restore is settled.
-        mistaken: the step is fine, but the rank's reference does not fit it. The rank raises that,
-            and no rank restores the step.
-    """
-
-    step: int
-    begins: str  # of the choice: two attempts may have made one each
-    ok: bool
-    error: str = ""
-    damaged: bool = True  # not ok: the bytes are bad (another copy or step is used); False: they could not be reached
-    tier: str = ""  # where this rank got its pieces: "memory", "peer", "storage", "source" or "init"
-    mistaken: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushAsked(OfRank):
-    """Answered once each of the `promised` snapshots is durable or can't become so.
-
-    `broken`: promised ones whose copy on this rank came to nothing, and why. Without `wait` the answer is what is known now.
-    """
-
-    promised: tuple[SnapshotId, ...] = ()
-    broken: tuple[tuple[SnapshotId, str], ...] = ()
-    wait: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveAsked(OfRank):
-    """Collective: close(). The newest kept snapshot becomes durable, then the run is released.
-
-    Attributes:
-        last: what the rank has kept last, or restored; without a lineage: restored from storage; None: nothing.
-        promised, broken: as in FlushAsked; the answer names those that are not durable.
-    """
-
-    last: SnapshotId | None = None
-    promised: tuple[SnapshotId, ...] = ()
-    broken: tuple[tuple[SnapshotId, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseAsked(OfRank):
-    """The driver, or a trainer that has failed, ends the run: newest complete snapshot durable first, then Finish. Reply: LeaveReply.
-
-    `lineage`, `rank`, `word`: of the trainer that asks; "" for the driver.
-    """
-
-    reason: str
-    lineage: str = ""
-    rank: int = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteAsked:
-    """Somebody wants this durable step removed."""
-
-    ask: Ask
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked:
+class StopAsked(Event):
     """End the training at a common step.
 
     Attributes:
@@ -162,9 +101,15 @@ class StopAsked:
     group: str = ""
     host: HostId | None = None
 
+    def words(self) -> str:
+        when = "" if self.within_s is None else f" within {self.within_s:.0f} s"
+        if self.host is None:
+            return f"a stop{when} is asked: {self.reason}"
+        return f"host {short(self.host)} is to go away{when}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(Event):
     """A host finished (error == "") or failed its part of a save. `away`: it was down, or died."""
 
     host: HostId
@@ -172,9 +117,15 @@ class Written:
     error: str = ""
     away: bool = False
 
+    def words(self) -> str:
+        where = f"host {short(self.host)}"
+        return _outcome(
+            f"{where} has written its part of save {self.save}", f"{where} could not write save {self.save}", self.error
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Event):
     """How far one process has come with its share, said every second. It may be lost.
 
     Attributes:
@@ -189,9 +140,12 @@ class Progress:
     done_bytes: int
     total_bytes: int
 
+    def words(self) -> str:
+        return f"{self.who} has moved {self.done_bytes} of {self.total_bytes} bytes"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packaged:
+class Packaged(Event):
     """All parts merged, coverage checked, package object created.
 
     Attributes:
@@ -207,9 +161,12 @@ class Packaged:
     error: str = ""
     hopeless: bool = False
 
+    def words(self) -> str:
+        return _outcome(f"save {self.save} is packaged", f"save {self.save} could not be packaged", self.error)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Appended:
+class Appended(Event):
     """Outcome of Append.
 
     Attributes:
@@ -223,37 +180,60 @@ class Appended:
     tail: LogEntry | None = None
     error: str = ""
 
+    def words(self) -> str:
+        texts = {
+            "ok": f"log entry {self.seq} is written",
+            "taken": f"log entry {self.seq} is there already",
+            "refused": f"log entry {self.seq} is not written: {self.error}",
+            "failed": f"whether log entry {self.seq} is written is not known: {self.error}",
+        }
+        return texts[self.outcome]
+
+    def about(self) -> Collection[int | str]:
+        return (f"log entry {self.seq}",)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedOut:
+class CarriedOut(Event):
     """The shell has published or retired a step, or could not (`error`)."""
 
     intent: Intent
     error: str = ""
 
+    def words(self) -> str:
+        step = self.intent.step
+        if self.intent.kind == "commit":
+            return _outcome(f"step {step} is visible in storage", f"step {step} could not be made visible", self.error)
+        return _outcome(f"the files of step {step} are gone from its place", f"step {step} could not be removed", self.error)
+
+    def about(self) -> Collection[int | str]:
+        return (self.intent.step,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptDead:
+class AttemptDead(Event):
     """That attempt's process is known to be gone: what it left open can be closed."""
 
     attempt: int
 
+    def words(self) -> str:
+        return f"the process of attempt {self.attempt} is known to be gone"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenUp:
+class GivenUp(Event):
     """The user gives up what this cluster holds of the run: it ends here, as one that another
     cluster has taken."""
 
     reason: str
 
+    def words(self) -> str:
+        return f"the run is given up: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(Event):
     """Time passed; deadlines are looked at. The shell sends one every 0.1 s or so."""
 
-
-Event = (
-    Claimed | HostDown | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
-    | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | Written | Progress | Packaged
-    | Appended | CarriedOut | AttemptDead | GivenUp | Tick
-)  # fmt: skip
+    def words(self) -> str:
+        return "time has passed"

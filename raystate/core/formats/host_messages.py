@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.formats.commands import HostOrder, Write
-from raystate.core.formats.events import HostReported, Tick, TrainerExited
+from raystate.core.formats.commands import Write
+from raystate.core.formats.declared import Event, Failure
+from raystate.core.formats.events import Tick
 from raystate.core.formats.names import HostId, SnapshotId
-from raystate.core.formats.replies import Advice, Failure, Invalidate
+from raystate.core.formats.orders import Advice, HostOrder, Invalidate
 from raystate.core.formats.reports import HostWord, Staged, TrainerWord
 
 # ---------------------------------------------------------------- events
@@ -255,8 +256,5 @@ class EndCopy:
     reason: str = ""
 
 
-# The first two are for the Coordinator. They may get lost: what matters is repeated.
-HostCommand = (
-    HostReported | TrainerExited | Speak | Empty | Remember | Kill | Hold | RemoveSet
-    | FetchCopy | FillCopy | EndCopy
-)  # fmt: skip
+# An event is for the Coordinator. It may get lost: what matters is repeated.
+HostCommand = Event | Speak | Empty | Remember | Kill | Hold | RemoveSet | FetchCopy | FillCopy | EndCopy

@@ -13,9 +13,12 @@ is `a<attempt>k<counter>`, unique per save try.
 from __future__ import annotations
 
 from raystate.core.formats.commands import *
+from raystate.core.formats.declared import *
 from raystate.core.formats.entries import *
 from raystate.core.formats.events import *
 from raystate.core.formats.names import *
+from raystate.core.formats.orders import *
+from raystate.core.formats.questions import *
 from raystate.core.formats.replies import *
 from raystate.core.formats.reports import *
 from raystate.core.formats.settings import *

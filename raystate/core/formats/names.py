@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, NewType
 
@@ -49,6 +48,11 @@ def group_of(lineage: str) -> str:
     return lineage_order(lineage).group
 
 
+def short(host: HostId) -> str:
+    """Enough of a node's id to know it by."""
+    return host[:8] if len(host) > 16 else host
+
+
 def told_newest(ones: Sequence[object]) -> str:
     """Steps or their names, oldest first, in an error: all of a few, else how many there are, with the newest."""
     newest = list(ones[-MOST_TOLD:])
@@ -81,16 +85,3 @@ def save_order(save: str) -> tuple[int, int]:
 def cluster_of(writer: str) -> str:
     """The part of a writer's id that all Coordinators of one run in one cluster share: all but the last, random one."""
     return writer.rpartition(".")[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamped:
-    """Words of which only the newest counts, in any order of arrival."""
-
-    attempt: int
-    seq: int
-
-    @property
-    def stamp(self) -> tuple[int, int]:
-        """(attempt, seq)"""
-        return self.attempt, self.seq

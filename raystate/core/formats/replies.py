@@ -1,24 +1,12 @@
-"""What trainers and the driver are answered, and what HostActors are told to know."""
+"""What trainers and the driver are answered."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
 
-from raystate.core.formats.names import HostId, SnapshotId, Stamped, Tier, lineage_order
+from raystate.core.formats.declared import Failure
+from raystate.core.formats.names import HostId, SnapshotId, Tier
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """An error for a caller in another process: `error` names a class of core.formats.errors."""
-
-    error: str
-    message: str
-    details: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-
-
-MOST_OLDER = 16  # restores in a row while storage takes nothing; older pasts are given up
 TIERS = ("memory", "peer", "storage", "source", "init")  # fastest first
 
 
@@ -110,78 +98,3 @@ class LeaveReply:
 
 
 Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | LeaveReply | Failure
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """All ranks act at the same step: end there ("stop") or make it durable ("save")."""
-
-    id: int
-    kind: Literal["stop", "save"]
-    step: int
-    state: Literal["proposed", "confirmed", "withdrawn"]
-    reason: str = ""
-
-    @property
-    def text(self) -> str:
-        """What all ranks do, and why."""
-        return f"all ranks {self.kind} at step {self.step}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice(Stamped):
-    """What a HostActor may reuse and what it tells its trainers. Ordered by (attempt, seq): an older one is ignored.
-
-    Reuse rule: a slot with snapshot (l, s) is free iff that is not in `keep` and (l is older than lineage, and that is decided,
-    or s < stable, or s is in dead; if it was promised, in lost).
-    """
-
-    lineage: str  # the current one; "" before the first join
-    # Whether it is known what the current lineage goes on from. Before, a host may hold a newer
-    # snapshot of an older lineage that it has not reported.
-    decided: bool = False
-    stable: int = -1
-    dead: tuple[int, ...] = ()  # steps that a rank has skipped
-    lost: tuple[int, ...] = ()  # those of them that no rank can get by force any more: it is past them
-    keep: tuple[SnapshotId, ...] = ()  # what a recovery may need, queued and running durable saves
-    interval: int = 1
-    proposal: Proposal | None = None
-    failure: Failure | None = None
-    durable_step: int = -1
-    save_errors: tuple[str, ...] = ()
-    storage_fails: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invalidate(Stamped):
-    """Discard every slot that `spares` does not spare. Idempotent.
-
-    Attributes:
-        lineage: of the snapshot that is restored; "": it comes from storage, and nothing older than `by` is spared.
-        step: that is restored, -1: none; later ones of its lineage are discarded.
-        by: the lineage that recovers; its own slots and those of later lineages are spared.
-        older: the lineages that `lineage` has come from, oldest first, each with the step after which the next one went on.
-        attempt, seq: order them: one that is not newer than the last applied is acknowledged and does nothing.
-    """
-
-    host: HostId
-    lineage: str
-    step: int
-    by: str
-    older: tuple[tuple[str, int], ...] = ()
-
-    def spares(self, lineage: str, step: int) -> bool:
-        """Whether a slot that holds (lineage, step) stays."""
-        if lineage == self.lineage:
-            return step <= self.step
-        if lineage_order(lineage) >= lineage_order(self.by):
-            return True
-        return any(one == lineage and step <= last for one, last in self.older)
-
-    def before(self, lineage: str) -> tuple[tuple[str, int], ...]:
-        """What `lineage` has come from, as `older` has it; () if it is not of this past."""
-        past = (*self.older, (self.lineage, self.step)) if self.lineage else ()
-        if lineage == self.by:
-            return past[-MOST_OLDER:]
-        at = next((index for index, (one, _) in enumerate(past) if one == lineage), 0)
-        return past[:at]

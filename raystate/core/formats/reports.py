@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from raystate.core.formats.names import Ask, HostId, SnapshotId
-from raystate.core.formats.replies import Advice, Failure, Invalidate, Proposal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfRank:
-    """What a rank asks or answers, in its lineage. `word`: number of its last word before that."""
-
-    ask: Ask
-    lineage: str
-    rank: int
-    word: int = 0
+from raystate.core.formats.declared import Failure
+from raystate.core.formats.names import HostId, SnapshotId
+from raystate.core.formats.orders import Advice, Invalidate, Proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

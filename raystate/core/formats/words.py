@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from raystate.core.formats.codec import dumps, loads
+from raystate.core.formats.declared import Failure
 from raystate.core.formats.errors import CapacityError
-from raystate.core.formats.replies import Failure
 from raystate.core.formats.reports import HostWord, TrainerWord
 
 MAX_WORD_BYTES = 32_000

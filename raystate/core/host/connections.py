@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.formats.commands import EndTrainers
 from raystate.core.formats.events import TrainerExited
 from raystate.core.formats.host_messages import Connected, Disconnected, Examined, HostCommand, Kill
 from raystate.core.formats.names import HostId, group_of
+from raystate.core.formats.orders import EndTrainers
 from raystate.core.formats.reports import TrainerWord
 from raystate.core.host.slot_sets import SetState, SlotSets
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.formats.commands import Copy
 from raystate.core.formats.host_messages import (
     CopyEnded,
     CopyMeasured,
@@ -23,7 +22,7 @@ from raystate.core.formats.host_messages import (
     SlotAddress,
 )
 from raystate.core.formats.names import HostId, SnapshotId
-from raystate.core.formats.replies import Advice
+from raystate.core.formats.orders import Advice, Copy
 from raystate.core.host.slot_sets import GIVEN_UP, SetState, SlotSets
 from raystate.core.host.slots import why_free, why_reusable
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from raystate.core.formats.commands import Copy, EndTrainers, Write
+from raystate.core.formats.commands import Write
+from raystate.core.formats.declared import Failure
 from raystate.core.formats.errors import InvalidTransitionError
 from raystate.core.formats.events import HostReported, Tick
 from raystate.core.formats.host_messages import (
@@ -33,7 +34,7 @@ from raystate.core.formats.host_messages import (
     Speak,
 )
 from raystate.core.formats.names import HostId, group_of, save_order
-from raystate.core.formats.replies import Advice, Failure, Invalidate
+from raystate.core.formats.orders import Advice, Copy, EndTrainers, Invalidate
 from raystate.core.formats.reports import HostSummary, HostWord, Staged
 from raystate.core.host.connections import Connections
 from raystate.core.host.copies import Copies

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from raystate.core.formats.host_messages import Empty, HostCommand, RemoveSet, SetFound, SlotAddress
 from raystate.core.formats.names import SnapshotId
-from raystate.core.formats.replies import Advice, Invalidate
+from raystate.core.formats.orders import Advice, Invalidate
 from raystate.core.formats.reports import HostWord, Staged, TrainerWord
 from raystate.core.host.slots import why_reusable
 

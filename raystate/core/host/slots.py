@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raystate.core.formats.names import SnapshotId, lineage_order
-from raystate.core.formats.replies import Advice
+from raystate.core.formats.orders import Advice
 from raystate.core.formats.reports import Staged
 
 

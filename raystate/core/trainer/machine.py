@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from raystate.core.formats.errors import InvalidTransitionError, error_from_name
 from raystate.core.formats.names import SnapshotId
-from raystate.core.formats.replies import Proposal
+from raystate.core.formats.orders import Proposal
 from raystate.core.formats.reports import HostWord, TrainerWord
 from raystate.core.trainer.own_answers import OwnAnswers
 from raystate.core.trainer.own_past import OwnPast

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.formats.replies import Proposal
+from raystate.core.formats.orders import Proposal
 
 
 @dataclass(slots=True)

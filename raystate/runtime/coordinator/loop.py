@@ -19,7 +19,6 @@ from raystate.core.coordinator.retention import Keep
 from raystate.core.coordinator.status import under_way
 from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StaleAttemptError, StorageError
 from raystate.core.formats.messages import (
-    Advise,
     Answer,
     Append,
     BuildPackage,
@@ -27,9 +26,7 @@ from raystate.core.formats.messages import (
     CarryOut,
     Claimed,
     Command,
-    Copy,
     Discard,
-    EndTrainers,
     Event,
     Failure,
     Finish,
@@ -37,7 +34,6 @@ from raystate.core.formats.messages import (
     HostDown,
     HostId,
     HostOrder,
-    Invalidate,
     Joined,
     Log,
     Reply,
@@ -64,7 +60,7 @@ class Hosts(Protocol):
     """How the loop reaches the HostActors. All calls return at once."""
 
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None: ...
-    def order(self, host: HostId, order: HostOrder) -> None: ...
+    def order(self, order: HostOrder) -> None: ...
     def write(self, order: Write) -> Future[Any]: ...
     def close_empty(self) -> None: ...
     def close_all(self, *, remove_arena: bool) -> None: ...
@@ -309,10 +305,8 @@ class CoordinatorLoop:
         match command:
             case Answer(ask=ask, reply=reply):
                 self._asks.answer(ask, reply)
-            case Advise(host=host, advice=advice):
-                self._hosts.order(host, advice)
-            case Invalidate() | Copy() | EndTrainers():
-                self._hosts.order(command.host, command)
+            case HostOrder():
+                self._hosts.order(command)
             case Write():
                 self._storing.await_part(command, self._hosts.write(command))
             case BuildPackage() | Append() | CarryOut() | Discard():

@@ -41,10 +41,8 @@ from raystate.core.formats.messages import (
     Failure,
     HostId,
     HostOrder,
-    HostReported,
     Staged,
     Tick,
-    TrainerExited,
     Write,
 )
 from raystate.core.host.machine import Host
@@ -251,7 +249,7 @@ class HostLoop:
 
     def _carry_out(self, command: HostCommand) -> None:
         match command:
-            case HostReported() | TrainerExited():
+            case Event():
                 self._tell(command)
             case Speak():
                 self._store.speak(command)
