@@ -16,7 +16,7 @@ SUM := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.installed-$(SUM)
 SMALL_STAMP := $(VENV)/.small-$(SUM)
 # No cluster, no program that trains, no server: processes that keep to a core each.
-FIRST := $(addprefix tests/,actors arena arrays cli compat config orbax package record testing)
+FIRST := $(addprefix tests/,actors arena arrays cli compat config gpu orbax package record testing)
 TIMED := tests/timed
 # Each of these starts processes of Ray, for 10 to 100 s of two cores: `make test` has the kill of a script, and
 # what decides on a restart, `make test-ray` the others.
