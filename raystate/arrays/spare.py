@@ -21,14 +21,18 @@ import functools
 import logging
 import mmap
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
+from raystate.arrays.stagers import Keeping, ToKeep, nothing_to_do
+from raystate.arrays.tree import Plan
 from raystate.machine.aligned import SMALL_BYTES, padded
+from raystate.machine.checksum import Bytes
 
 logger = logging.getLogger("raystate")
 
@@ -84,13 +88,36 @@ class Program:
 
 
 class Spare:
-    """Memory of earlier holds, to be written again, and the programs that do. For use from two threads: `enqueue` on one, the rest on
-    another. On accelerators the runtime keeps pinned host memory itself, and this stays empty."""
+    """Memory of earlier holds, to be written again, and the programs that do: the `Stager` of CPU devices. For use from two threads:
+    `hold` on one, the rest on another."""
 
     def __init__(self) -> None:
         self._arrangement: Arrangement | None = None
         self._free: list[Buffers] = []
         self._programs: dict[Hashable, Program | None] = {}  # None: it could not be compiled
+
+    def takes(self, array: jax.Array) -> bool:
+        """Whether it is on CPU devices."""
+        return next(iter(array.sharding.device_set)).platform == "cpu"
+
+    def hold(self, plan: Plan, wanted: Sequence[ToKeep], parts: list[Any], into: Callable[[], Bytes] | None) -> Keeping:  # noqa: ARG002
+        """See `Stager.hold`: each shard is copied on its device."""
+        near = [(one.number + i, _shard(one.array, shard.position)) for one in wanted for i, shard in enumerate(one.leaf.shards)]
+        copies, buffers = enqueue(plan, [array for _, array in near], self)
+        for (shard, _), copied in zip(near, copies, strict=True):
+            parts[shard] = copied
+        return _InMemory(self, buffers)
+
+    def foresee(self, plan: Plan, wanted: Sequence[ToKeep]) -> None:
+        """Nothing to do: programs need memory to write to, which the first hold makes."""
+
+    def attach(self, memory: Sequence[Bytes]) -> Callable[[], None]:  # noqa: ARG002 - a processor reaches all memory
+        """Nothing to do."""
+        return nothing_to_do
+
+    def release(self) -> None:
+        """The memory goes."""
+        self._arrangement, self._free = None, []
 
     def arrangement(self, plan: object, arrays: Sequence[jax.Array]) -> Arrangement:
         """How these arrays, which are the plan's, are copied. Computed once."""
@@ -133,6 +160,28 @@ class Spare:
                 self._programs[kind] = Program(group)
             except Exception as error:  # a copy into fresh memory does as well
                 logger.warning("copies of the state cost more than they need to, since this failed: %s", error)
+
+
+class _InMemory:
+    """The memory of one hold, see `stagers.Keeping`."""
+
+    def __init__(self, spare: Spare, buffers: Buffers):
+        self._spare = spare
+        self._buffers = buffers
+
+    def copy(self, data: Bytes) -> dict[int, list[int]]:  # noqa: ARG002
+        """All lies in `parts`."""
+        return {}
+
+    def release(self, *, reuse: bool) -> None:
+        """See `Keeping.release`."""
+        if reuse:
+            self._spare.give(self._buffers)
+
+
+def _shard(array: jax.Array, position: int) -> jax.Array:
+    """One shard as an array on one device. To ask jax for the only one there is takes 30 µs."""
+    return array if isinstance(array.sharding, SingleDeviceSharding) else array.addressable_data(position)
 
 
 def enqueue(plan: object, arrays: Sequence[jax.Array], spare: Spare) -> tuple[list[Any], Buffers]:
@@ -264,10 +313,12 @@ def _is_alone(array: jax.Array) -> bool:
     """XLA has two layouts for elements smaller than a byte. And what a program gives is meant to lie in the device's usual memory: if it
     is made in the place of an array that lies in another kind, JAX ends the process."""
     (device,) = array.sharding.device_set
-    return _below_a_byte(array.dtype) or array.sharding.memory_kind not in (None, device.default_memory().kind)
+    return below_a_byte(array.dtype) or array.sharding.memory_kind not in (None, device.default_memory().kind)
 
 
-def _below_a_byte(dtype: Any) -> bool:
+@functools.lru_cache(maxsize=64)
+def below_a_byte(dtype: Any) -> bool:
+    """Whether elements are smaller than a byte: devices pack them, slots don't."""
     if jax.numpy.issubdtype(dtype, np.integer):
         return jax.numpy.iinfo(dtype).bits < 8
     return jax.numpy.issubdtype(dtype, np.floating) and jax.numpy.finfo(dtype).bits < 8

@@ -1,42 +1,43 @@
 """Device -> host memory without stopping the training.
 
 `hold` runs on the training thread and only enqueues. The next step may donate the very arrays that
-are being saved, so it asks the runtime for a copy of this process's shards. On accelerators the
-copy goes into pinned host memory, so that it costs no device memory. `hold` returns while the step
+are being saved, so it asks for a copy of this process's shards. `hold` returns while the step
 that computes the arrays still runs. `copy` runs behind it, waits, and moves the bytes into a slot.
+Each kind of device has its own way to keep them, see `stagers`.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
-from raystate.arrays.spare import Buffers, Spare, enqueue
-from raystate.arrays.tree import Described, Plan
+from raystate.arrays.pinned import Pinned
+from raystate.arrays.stagers import Keeping, Stager, ToKeep
+from raystate.arrays.tree import ArrayLeaf, Described, Plan
 from raystate.core.formats.boxes import Box, cut, slices
 from raystate.core.formats.errors import CapacityError
 from raystate.core.formats.tree import Piece
 from raystate.machine import checksum
+from raystate.machine.checksum import Bytes
 from raystate.machine.threads import in_threads
 
 _ROOM_BYTES = 512 << 10
+_PINNED = Pinned()
 
 
 class HeldState:
     """One step's bytes, safe from donation. Give it to `copy`, or `release` it."""
 
-    def __init__(self, plan: Plan, parts: list[Any], *, spare: Spare | None = None, buffers: Buffers | None = None):
+    def __init__(self, plan: Plan, parts: list[Any], kept: Sequence[Keeping] = ()):
         self.plan = plan
         # Per shard: a single-device jax.Array, (array, position) in one that was held whole, or numpy: the array, or its bytes.
         self._parts = parts
-        self._spare = spare
-        self._buffers = buffers
+        self.kept = kept
 
     def separate(self) -> None:
         """Replace arrays that were held whole by their shards. Not from several threads: jax takes an array apart when it is first
@@ -51,52 +52,55 @@ class HeldState:
     def release(self, *, reuse: bool = False) -> None:
         """Let the bytes go. `reuse`: they aren't read again, so the next step may lie there."""
         self._parts = [None] * len(self._parts)
-        buffers, self._buffers = self._buffers, None
-        if reuse and buffers is not None and self._spare is not None:
-            self._spare.give(buffers)
+        kept, self.kept = self.kept, ()
+        for one in kept:
+            one.release(reuse=reuse)
 
 
-def hold(described: Described, spare: Spare | None = None) -> HeldState:
+def hold(described: Described, *stagers: Stager, into: Callable[[], Bytes] | None = None) -> HeldState:
     """Keep this step's bytes although the next step may donate or overwrite them.
 
-    Returns without waiting for a computation. numpy leaves can be changed in place at any time, so they are copied here and now.
+    Returns without waiting for a computation, unless `into` is given. numpy leaves can be changed in place at any time, so they are
+    copied here and now.
 
     Args:
         described: the state.
-        spare: memory to use again (CPU backend).
+        stagers: the first that takes an array keeps it; if none does, JAX copies it.
+        into: begins to write the slot. A device without room for a copy of the state then copies it at once.
     """
     parts: list[Any] = []
-    near: list[tuple[int, jax.Array]] = []  # (shard, array on one CPU device)
-    arrays: list[jax.Array] = []
-    places: list[list[tuple[int, int]]] = []  # per array to copy otherwise: (shard, addressable position in it)
+    by_stager: dict[Stager, list[ToKeep]] = {}
     for leaf in described.plan.arrays:
-        value = described.leaves[leaf.position]
         if leaf.numpy:
-            parts.append(np.array(value))
+            parts.append(np.array(described.leaves[leaf.position]))
             continue
-        if leaf.key:
-            value = jax.random.key_data(value)
-        if spare is not None and _on_cpu(value):  # spare memory is kept by device
-            near += [(len(parts) + i, _shard(value, shard.position)) for i, shard in enumerate(leaf.shards)]
-        elif leaf.whole:
-            arrays.append(value)
-            places.append([(len(parts) + i, shard.position) for i, shard in enumerate(leaf.shards)])
-        else:  # replicas: copy each box once
-            for i, shard in enumerate(leaf.shards):
-                arrays.append(value.addressable_data(shard.position))
-                places.append([(len(parts) + i, 0)])
+        array = _array(described, leaf)
+        by_stager.setdefault(_first(stagers, array), []).append(ToKeep(len(parts), leaf, array))
         parts.extend([None] * len(leaf.shards))
-    buffers: Buffers | None = None
-    if near and spare is not None:
-        copies, buffers = enqueue(described.plan, [array for _, array in near], spare)
-        for (shard, _), copied in zip(near, copies, strict=True):
-            parts[shard] = copied
-    if arrays:
-        copies = jax.device_put(arrays, [_copy_target(array) for array in arrays], may_alias=False)
-        for copied, where in zip(copies, places, strict=True):
-            for shard, position in where:
-                parts[shard] = (copied, position)
-    return HeldState(described.plan, parts, spare=spare, buffers=buffers)
+    kept = [stager.hold(described.plan, wanted, parts, into) for stager, wanted in by_stager.items()]
+    return HeldState(described.plan, parts, kept)
+
+
+def _array(described: Described, leaf: ArrayLeaf) -> jax.Array:
+    value = described.leaves[leaf.position]
+    return jax.random.key_data(value) if leaf.key else value
+
+
+def _first(stagers: Sequence[Stager], array: jax.Array) -> Stager:
+    return next((one for one in stagers if one.takes(array)), _PINNED)
+
+
+def foresee(described: Described, *stagers: Stager) -> None:
+    """States like this are going to be held by these stagers."""
+    number = 0
+    by_stager: dict[Stager, list[ToKeep]] = {}
+    for leaf in described.plan.arrays:
+        if not leaf.numpy:
+            array = _array(described, leaf)
+            by_stager.setdefault(_first(stagers, array), []).append(ToKeep(number, leaf, array))
+        number += len(leaf.shards)
+    for stager, wanted in by_stager.items():
+        stager.foresee(described.plan, wanted)
 
 
 def views(described: Described) -> HeldState:
@@ -132,32 +136,6 @@ def host_arrays(held: HeldState) -> list[np.ndarray]:
     return arrays
 
 
-def _shard(array: jax.Array, position: int) -> jax.Array:
-    """One shard as an array on one device. To ask jax for the only one there is takes 30 µs."""
-    return array if isinstance(array.sharding, SingleDeviceSharding) else array.addressable_data(position)
-
-
-def _on_cpu(array: jax.Array) -> bool:
-    return next(iter(array.sharding.device_set)).platform == "cpu"
-
-
-def _copy_target(array: jax.Array) -> Any:
-    sharding = array.sharding
-    device = next(iter(sharding.device_set))
-    if device.platform == "cpu" or not _has_pinned_host(device):
-        return sharding
-    return sharding.with_memory_kind("pinned_host")
-
-
-_pinned_host: dict[str, bool] = {}  # by device kind
-
-
-def _has_pinned_host(device: Any) -> bool:
-    if device.device_kind not in _pinned_host:
-        _pinned_host[device.device_kind] = any(memory.kind == "pinned_host" for memory in device.addressable_memories())
-    return _pinned_host[device.device_kind]
-
-
 def copy(held: HeldState, data: np.ndarray) -> tuple[int, ...]:
     """Move the held bytes into a slot. For a background thread: waits for the computation; releases `held` shard by shard.
 
@@ -166,7 +144,8 @@ def copy(held: HeldState, data: np.ndarray) -> tuple[int, ...]:
         data: uint8, writable, at least `layout.data_bytes` long.
 
     Returns:
-        The crc32c of each piece of the layout, computed from what was copied, not from the slot.
+        The crc32c of each piece of the layout. Of what this process copies itself, it is computed from what was copied, not from the
+        slot.
 
     Raises:
         CapacityError: `data` is too small. Errors of the computation itself pass as they are.
@@ -181,15 +160,17 @@ def copy(held: HeldState, data: np.ndarray) -> tuple[int, ...]:
         return _copy_shard(held.take(number), [pieces[index] for index in held.plan.pieces_of[number]], data)
 
     try:
+        crcs = {shard: found for kept in held.kept for shard, found in kept.copy(data).items()}
         held.separate()
-        crcs = in_threads(one, range(len(held.plan.pieces_of)), layout.data_bytes, cores=_copy_cores())
+        rest = [shard for shard in range(len(held.plan.pieces_of)) if shard not in crcs]
+        crcs.update(zip(rest, in_threads(one, rest, layout.data_bytes, cores=copy_cores()), strict=True))
         held.release(reuse=True)
-        return tuple(itertools.chain.from_iterable(crcs))
+        return tuple(itertools.chain.from_iterable(crcs[shard] for shard in range(len(crcs))))
     finally:
         held.release()
 
 
-def _copy_cores() -> int:
+def copy_cores() -> int:
     """Half the cores: the others compute the next step."""
     return len(os.sched_getaffinity(0)) // 2
 

@@ -44,12 +44,12 @@ def _raw(described, data, crc32c):
 
 
 def _used(trees):
-    """(plan, spare memory that an earlier save has left)"""
+    """(plan, stagers with spare memory that an earlier save has left)"""
     spare = Spare()
     described = describe(trees)
     copy(hold(described, spare), _slot(described))
     spare.prepare()
-    return described.plan, spare
+    return described.plan, (spare,)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["fresh memory", "the same memory"])
@@ -60,11 +60,11 @@ def test_a_donated_state_is_copied_as_it_was(mesh, spec, again):
         return jnp.sin(x) * 2 + 1
 
     x = step(jax.device_put(jnp.arange(8 * 4096, dtype=jnp.float32), NamedSharding(mesh, spec)))
-    plan, spare = _used({"state": {"x": x}}) if again else (None, None)
+    plan, spare = _used({"state": {"x": x}}) if again else (None, ())
     x = step(x)
     expected = np.array(x)
     described = describe({"state": {"x": x}}, previous=plan)
-    held = hold(described, spare)
+    held = hold(described, *spare)
     for _ in range(3):
         x = step(x)
     x.block_until_ready()
@@ -86,14 +86,14 @@ def test_hold_returns_while_the_step_still_computes(mesh, spec, again):
 
     passes = 1000
     step(start(), passes).block_until_ready()
-    plan, spare = _used({"state": {"x": start()}}) if again else (None, None)
+    plan, spare = _used({"state": {"x": start()}}) if again else (None, ())
     if again:
-        copy(hold(describe({"state": {"x": start()}}, previous=plan), spare), np.zeros(1 << 20, np.uint8))
+        copy(hold(describe({"state": {"x": start()}}, previous=plan), *spare), np.zeros(1 << 20, np.uint8))
     ahead = False
     while not ahead:  # however fast the machine: a step long enough to be still running when hold is back
         x = step(start(), passes)
         described = describe({"state": {"x": x}}, previous=plan)
-        held = hold(described, spare)
+        held = hold(described, *spare)
         ahead = not x.is_ready()
         y = jax.jit(lambda x: x + 1, donate_argnums=0)(x)
         data = _slot(described)
@@ -120,7 +120,7 @@ def test_a_state_is_kept_under_whatever_mesh_is_set(kind):
         for _ in range(3):
             described = describe({"state": state}, previous=plan)
             data = _slot(described)
-            raw = _raw(described, data, copy(hold(described, spare), data))
+            raw = _raw(described, data, copy(hold(described, *spare), data))
             assert np.array_equal(raw["w"], state["w"]) and np.array_equal(raw["one"], state["one"])
             assert np.array_equal(jax.random.key_data(raw["key"]), jax.random.key_data(state["key"]))
         assert jax.sharding.get_mesh() == mesh
@@ -144,8 +144,8 @@ def test_memory_is_used_again_but_never_under_a_held_step(mesh):
         return {"state": tree | {"key": jax.random.key(seed)}}
 
     def pointers(held):
-        packed = np.frombuffer(held._buffers.packed, np.uint8).ctypes.data
-        return [packed, *(array.unsafe_buffer_pointer() for arrays in held._buffers.groups for array in arrays)]
+        packed = np.frombuffer(held.kept[0]._buffers.packed, np.uint8).ctypes.data
+        return [packed, *(array.unsafe_buffer_pointer() for arrays in held.kept[0]._buffers.groups for array in arrays)]
 
     expected = []
     for seed in range(4):
@@ -153,19 +153,19 @@ def test_memory_is_used_again_but_never_under_a_held_step(mesh):
         expected.append(_slot(described))
         copy(hold(described), expected[-1])
     plan, spare = _used(state(0))
-    first, second = (hold(describe(state(seed), previous=plan), spare) for seed in (0, 1))
+    first, second = (hold(describe(state(seed), previous=plan), *spare) for seed in (0, 1))
     assert not set(pointers(first)) & set(pointers(second))
     used = pointers(first)
     for held, wanted in ((second, expected[1]), (first, expected[0])):
         data = np.full_like(wanted, 0xAB)
         copy(held, data)
         assert data.tobytes() == wanted.tobytes()
-    again = hold(describe(state(2), previous=plan), spare)
+    again = hold(describe(state(2), previous=plan), *spare)
     assert pointers(again) == used, "fresh memory although some was free"
     with pytest.raises(CapacityError):
         copy(again, np.zeros(8, np.uint8))
     again.release()  # perhaps somebody still looks at it: not to be used again
-    assert used not in [pointers(held) for held in (hold(describe(state(3), previous=plan), spare) for _ in range(3))]
+    assert used not in [pointers(held) for held in (hold(describe(state(3), previous=plan), *spare) for _ in range(3))]
 
 
 def test_numpy_leaves_may_change_after_hold():
@@ -189,7 +189,7 @@ def test_crc32c_is_that_of_the_slots_bytes_also_with_threads(mesh, monkeypatch):
     from raystate.arrays import stage
 
     monkeypatch.setattr(in_threads, "_BYTES_PER_THREAD", 1024)
-    monkeypatch.setattr(stage, "_copy_cores", lambda: 4)
+    monkeypatch.setattr(stage, "copy_cores", lambda: 4)
     monkeypatch.setattr(checksum, "_SMALL_BYTES", 1000)  # pieces on either side of it
     tree = {f"{i}": jax.device_put(jnp.arange(8 * 512) * i, NamedSharding(mesh, P("x"))) for i in range(5)}
     tree["odd"] = jnp.arange(1237).astype(jnp.float8_e5m2)
@@ -234,7 +234,7 @@ def test_several_copy_threads_take_the_shards_of_one_array(mesh, monkeypatch):
     from raystate.arrays import stage
 
     monkeypatch.setattr(in_threads, "_BYTES_PER_THREAD", 1)
-    monkeypatch.setattr(stage, "_copy_cores", lambda: 8)
+    monkeypatch.setattr(stage, "copy_cores", lambda: 8)
     tree = {f"{i}": jax.device_put(jnp.arange(8 * 16), NamedSharding(mesh, P("x"))) for i in range(40)}
     described = describe({"state": tree})
     data = _slot(described)
@@ -263,9 +263,9 @@ def test_a_shard_whose_chunks_are_columns_lies_in_the_slot_column_by_column(mesh
     assert layout.write_buffer_bytes == 0
     monkeypatch.setattr(in_threads, "_BYTES_PER_THREAD", 1)
     monkeypatch.setattr(in_threads.os, "sched_getaffinity", lambda _: range(16))
-    for spare in (None, Spare()):
+    for spare in ((), (Spare(),)):
         data = _slot(described)
-        crc32c = copy(hold(described, spare), data)
+        crc32c = copy(hold(described, *spare), data)
         for piece, crc in zip(layout.pieces, crc32c, strict=True):
             assert crc == google_crc32c.value(data[piece.offset : piece.offset + piece.nbytes].tobytes())
         raw = _raw(described, data, crc32c)
