@@ -140,6 +140,11 @@ class Slot:
         self._maps[0][_HALF : _HALF + _PREFIX.size] = bytes(_PREFIX.size)
         self._filling = True
 
+    def fill(self) -> Bytes:
+        """Begin, and what is to be written: see `data_mut`."""
+        self.begin()
+        return self.data_mut
+
     @property
     def data_mut(self) -> Bytes:
         """(data_capacity_bytes,) writable, page-aligned, between `begin` and `commit`. Drop the views before the arena closes."""
@@ -214,6 +219,11 @@ class Slot:
         shared[start : start + _PREFIX.size] = _PREFIX.pack(_MAGIC, FORMAT, len(text), _crc(text))
 
     # ------------------------------------------------------------ life
+
+    @property
+    def pages(self) -> Bytes:
+        """All of the file."""
+        return self._mapped()
 
     def touch(self) -> None:
         """Map every page into this process now, with several threads, so that the first snapshot doesn't pay for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from raystate.arena import layouts
@@ -26,6 +26,7 @@ class TrainerArena:
         self._set = opened
         self._lock = lock
         self._put: dict[str, None] = {}  # the last used is the last
+        self._before_close: list[Callable[[], None]] = []
         self.trainer = trainer
         self.path = opened.path
 
@@ -124,6 +125,10 @@ class TrainerArena:
     def get_layout(self, ref: str) -> bytes:
         return layouts.get_layout(self.path.parent, ref)
 
+    def before_close(self, calls: Iterable[Callable[[], None]]) -> None:
+        """What has to happen before the slots are unmapped."""
+        self._before_close += calls
+
     def close(self) -> bool:
         """Unmap the set and give its lock back.
 
@@ -131,6 +136,8 @@ class TrainerArena:
             True if both happened. False while numpy views of a slot are alive: through one of
             them something could still be written. So the lock goes back when the last is dropped.
         """
+        while self._before_close:
+            self._before_close.pop()()
         lock, left = self._lock, self._set.close()
         if not left:
             lock.release()

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from raystate.arrays.items import PackedItems
-from raystate.arrays.spare import Spare
 from raystate.arrays.tree import Described, Plan, describe
+from raystate.arrays.ways import Ways
 from raystate.core.formats.messages import RestoreSettled, SnapshotId
 from raystate.core.trainer.machine import Trainer
 from raystate.core.trainer.save_decision import SaveDecision
@@ -56,7 +56,7 @@ class Pipeline:
             slots=config.snapshot_slots,
             stored_step=session.joined.newest_step,
         )
-        self._spare = Spare()
+        self._ways = Ways()
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
         self._jobs: deque[Job] = deque()
         self._running: Job | None = None
@@ -66,7 +66,7 @@ class Pipeline:
         self._pace = StoragePace(session)
         self._agreed = AgreedStep(session)
         self._compared = ""  # the lineage whose first snapshot says what this rank holds for itself
-        self._room = Room(session, self.machine, self.lock)
+        self._room = Room(session, self.machine, self.lock, self._ways)
         self._end: Callable[[], None] | None = session.link.spawn(self.turn, self._changed, "raystate-stager")
 
     # ------------------------------------------------------------ save
@@ -136,7 +136,7 @@ class Pipeline:
                 )
                 if decision.action in ("stage", "hold"):
                     described = described or self.describe(given.state, given.items)
-                    job = self._keep(given, described, slot=decision.slot, promised=decision.promised)
+                    job = keep(given, described, self._ways, self._session, decision.slot, promised=decision.promised)
                 elif decision.action == "promise":
                     job = LatePromise(SnapshotId(self.machine.lineage, given.step), decision.slot, given.metrics, given.custom)
                 is_kept = True
@@ -166,11 +166,6 @@ class Pipeline:
             decided(decision)
         self._session.write_word(decision.word)
 
-    def _keep(self, given: SaveArguments, described: Described, *, slot: int | None, promised: bool) -> StepCopy:
-        snapshot = SnapshotId(self.machine.lineage, given.step)
-        give_up_s = self._session.link.clock() + self._session.config.save_timeout_s
-        return keep(given, described, self._spare, snapshot=snapshot, slot=slot, promised=promised, give_up_s=give_up_s)
-
     def keep_skipped(self, given: SaveArguments) -> None:
         """save() found no slot for this step, the newest: one may come while the training thread does something else."""
         with self.lock:
@@ -185,7 +180,7 @@ class Pipeline:
         self._skipped.forget()
         try:
             described = self.describe(given.state, given.items)
-            self._jobs.append(self._keep(given, described, slot=taken[0], promised=False))
+            self._jobs.append(keep(given, described, self._ways, self._session, taken[0], promised=False))
         except Exception:  # it was donated before a slot came
             self.machine.released(taken[0])
             self._session.write_word(self.machine.word())
@@ -236,6 +231,7 @@ class Pipeline:
         nothing = SaveArguments(step=0, state=None, items=items, metrics={}, custom=None)
         self._move(self._room.need(described, nothing, known=False))
         self._plan = described.plan
+        self._ways.foresee(described)
 
     def _move(self, need: SlotNeed | None) -> None:
         if need is not None:
@@ -247,6 +243,10 @@ class Pipeline:
 
     def turn(self) -> bool:
         """Carry the next step into its slot; False if there is none, or no slot for it."""
+        self._ways.prepare(carried := self._carry())
+        return carried
+
+    def _carry(self) -> bool:
         with self.lock:
             if self._pauses or not self._jobs:
                 return not self._pauses and self._catch_up()
@@ -274,7 +274,6 @@ class Pipeline:
             self._running = None
             self._session.write_word(self.machine.word())
             self._changed.notify_all()
-        self._spare.prepare()  # last: no call waits for it
         return True
 
     def _find_slot(self, job: StepCopy) -> bool:
@@ -397,4 +396,4 @@ class Pipeline:
             for job in self._jobs:
                 self._break_promise(job, "the training ended before a slot became free for it")
             self._jobs.clear()
-            self._spare = Spare()  # a closed manager that is kept keeps no copies of the state
+            self._ways.release()  # a closed manager that is kept keeps no copies of the state

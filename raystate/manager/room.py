@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from raystate.arena import TrainerArena
 from raystate.arrays.tree import Described
+from raystate.arrays.ways import Ways
 from raystate.core.formats.errors import CapacityError
 from raystate.core.trainer.machine import Trainer
 from raystate.manager.session import Session, Slots
@@ -31,12 +32,14 @@ class Room:
     Args:
         session, machine: the trainer's.
         lock: under which the machine is used.
+        ways: how bytes will come into the slots.
     """
 
-    def __init__(self, session: Session, machine: Trainer, lock: threading.RLock):
+    def __init__(self, session: Session, machine: Trainer, lock: threading.RLock, ways: Ways):
         self._session = session
         self._machine = machine
         self._lock = lock
+        self._ways = ways
         self._buffer_bytes = 0
         self._later_bytes = 0  # there is room for so much beside the newest capture
 
@@ -114,6 +117,8 @@ class Room:
             slots = self._session.allot(
                 data_bytes=need.data_bytes, table_bytes=need.table_bytes, buffer_bytes=need.buffer_bytes, slots=number
             )
+            if slots is not None:
+                slots.arena.before_close(self._ways.attach([slot.pages for slot in slots.arena.slots]))
             self._move_in(need, slots, number)
         except BaseException:
             if slots is not None:  # Ctrl-C: half moved in, no slot would ever be granted

@@ -13,9 +13,9 @@ import numpy as np
 from raystate.arena import Slot
 from raystate.arrays.items import PackedItems
 from raystate.arrays.names import flatten_trees
-from raystate.arrays.spare import Spare
-from raystate.arrays.stage import HeldState, copy, hold
+from raystate.arrays.stage import HeldState, copy
 from raystate.arrays.tree import Described
+from raystate.arrays.ways import Ways
 from raystate.core.formats.local_values import digest, local_checksums
 from raystate.core.formats.messages import SnapshotId, Staged
 from raystate.core.formats.tree import SlotTable
@@ -98,12 +98,11 @@ Job = StepCopy | LatePromise
 def keep(
     given: SaveArguments,
     described: Described,
-    spare: Spare,
-    *,
-    snapshot: SnapshotId,
+    ways: Ways,
+    session: Session,
     slot: int | None,
+    *,
     promised: bool,
-    give_up_s: float,
 ) -> StepCopy:
     """Hold the bytes of a step on the devices, so that the training may go on and donate its state."""
     assert not given.items.unread, given.items.unread
@@ -116,14 +115,15 @@ def keep(
         json_items=dict(given.items.json_items),
         custom=given.custom,
     )
+    arena = session.words.arena
     return StepCopy(
-        snapshot=snapshot,
+        snapshot=SnapshotId(session.lineage, given.step),
         slot=slot,
-        held=hold(described, spare),
+        held=ways.hold(described, None if slot is None or arena is None else arena.slots[slot].fill),
         table=table,
         metrics=given.metrics,
         promised=promised,
-        give_up_s=give_up_s,
+        give_up_s=session.link.clock() + session.config.save_timeout_s,
     )
 
 
@@ -138,8 +138,7 @@ def stage(kept: StepCopy, session: Session, *, compared: bool) -> None:
     plan = kept.held.plan
     ref = arena.put_layout(plan.layout_bytes)
     slot: Slot = arena.slots[kept.slot]
-    slot.begin()
-    crcs = copy(kept.held, slot.data_mut)
+    crcs = copy(kept.held, slot.fill())
     fault_points.reached("staging")
     table = replace(kept.table, layout_ref=ref, crc32c=crcs, metrics=_numbers(kept.metrics))
     header = Staged(

@@ -6,9 +6,13 @@ import ctypes
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from raystate.arrays import gpu, ways
+from raystate.arrays.gpus import Gpus
+from raystate.arrays.spare import Spare
 from raystate.machine import cuda
 
 INIT, REGISTER, UNREGISTER, OFF, ONTO, SYNC, EVENT, WAIT, OTHER = range(9)
@@ -79,3 +83,20 @@ def standin(built: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn
     yield built
     built.reset()
     cuda._load.cache_clear()
+
+
+@pytest.fixture
+def gpus(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
+    """JAX's CPU devices count as GPUs, whose memory the stand-in copies."""
+    made = Gpus()
+    monkeypatch.setattr(gpu, "GPUS", made)
+    monkeypatch.setattr(gpu, "is_cuda", _is_cuda)
+    monkeypatch.setattr(ways, "is_cuda", _is_cuda)
+    monkeypatch.setattr(Spare, "takes", lambda *_: False)
+    gpu._is_ours.cache_clear()
+    yield made
+    gpu._is_ours.cache_clear()
+
+
+def _is_cuda(device: Any) -> bool:
+    return device.platform == "cpu"

@@ -507,7 +507,7 @@ class Player:
         def refuse(*_: Any, **__: Any) -> Any:
             raise CapacityError("no room on the devices")
 
-        line._keep = refuse
+        line._ways.hold = refuse
         try:
             self.manager.save(step, self.state(0.0), items=self.items, force=True)
         except CapacityError:
@@ -517,7 +517,7 @@ class Player:
         else:
             raise Violation(f"save({step}) was taken although its bytes could not be kept")
         finally:
-            del line._keep
+            del line._ways.hold
         if call.flag:
             self.save(step, self.token(call.number, 0), force=call.amount == 1)
 

@@ -1,0 +1,60 @@
+"""Which stagers this process has: the one place that knows all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import jax
+
+from raystate.arrays.gpu import GpuStager, is_cuda
+from raystate.arrays.spare import Spare
+from raystate.arrays.stage import HeldState, foresee, hold
+from raystate.arrays.stagers import Stager
+from raystate.arrays.tree import Described
+from raystate.machine.checksum import Bytes
+from raystate.machine.cuda import DriverError, driver
+
+logger = logging.getLogger("raystate")
+
+
+class Ways:
+    """The stagers of one trainer. Each array is for the first that takes it; JAX copies what none takes."""
+
+    def __init__(self) -> None:
+        self._stagers: list[Stager] = [Spare()]
+        self._is_foreseen = False
+        if any(map(is_cuda, jax.local_devices())):
+            try:
+                driver()
+                self._stagers.append(GpuStager())
+            except DriverError as error:
+                logger.warning(
+                    "NVIDIA's driver library is not to be had (%s): JAX copies snapshots, through memory of its own", error
+                )
+
+    def hold(self, described: Described, into: Callable[[], Bytes] | None = None) -> HeldState:
+        """See `stage.hold`."""
+        return hold(described, *self._stagers, into=into)
+
+    def foresee(self, described: Described) -> None:
+        """States like this are going to be held."""
+        foresee(described, *self._stagers)
+        self._is_foreseen = True
+
+    def prepare(self, held: bool) -> None:
+        """Compile what the next `hold` can use, after one or before the first; not on the training thread. Quick when all is there."""
+        if not held and not self._is_foreseen:
+            return
+        self._is_foreseen = False
+        for stager in self._stagers:
+            stager.prepare()
+
+    def attach(self, memory: Sequence[Bytes]) -> list[Callable[[], None]]:
+        """Slots that will be written; what is returned is called before they are unmapped."""
+        return [stager.attach(memory) for stager in self._stagers]
+
+    def release(self) -> None:
+        """Keep no memory any more."""
+        for stager in self._stagers:
+            stager.release()
