@@ -20,7 +20,7 @@ from raystate.core.trainer.own_answers import OwnAnswers
 from raystate.core.trainer.own_past import OwnPast
 from raystate.core.trainer.own_promises import OwnPromises
 from raystate.core.trainer.own_slots import OwnSlots
-from raystate.core.trainer.save_decision import Action, Due, SaveDecision
+from raystate.core.trainer.save_decision import Due, SaveDecision
 from raystate.core.trainer.step_times import StepTimes
 
 LEFT_OUT = 8  # of so many snapshots one is left out where the interval is shorter: there are undisturbed steps to measure then
@@ -165,12 +165,12 @@ class Trainer:
         self.past.refuse_others(step, rank=self.rank, newest=self.newest)
         wait, agreed = self.answers.answer(step, None if host_word is None else host_word.proposal)
         if wait:
-            return self._decide("none", False, None, f"step {step} waits for the outcome of a proposal", wait=True)
+            return SaveDecision(reason=f"step {step} waits for the outcome of a proposal", wait=True, word=self.word())
         stop = agreed is not None and agreed.kind == "stop"
         self.answers.stopped_at = step if stop else self.answers.stopped_at
         if step == self.newest and (step == self.past.safe or not (force or agreed)):
             why = f"step {step} {'will be durable' if self.is_safe else 'is the newest'} already"
-            return self._decide("none", False, None, why, stop=stop, ignored=True)
+            return SaveDecision(reason=why, stop=stop, ignored=True, word=self.word())
         captured = self.capture_of(step, host_word)
         promised, why = self._is_due(step, force, agreed)
         interval = 1 if host_word is None else host_word.interval
@@ -183,24 +183,27 @@ class Trainer:
             self.past.promised(step)
         if captured is not None:
             self.slots.promise(captured, step)
-            return self._decide("promise", True, captured, why, stop=stop)
+            return SaveDecision(action="promise", promised=True, slot=captured, reason=why, stop=stop, word=self.word())
         if not is_due:
-            return self._decide("none", False, None, f"no snapshot due, of interval {interval}")
+            return SaveDecision(reason=f"no snapshot due, of interval {interval}", word=self.word())
         slot = self.slots.free(host_word)
         # A promised copy that waits has the next slot: a snapshot that went before it could make others give the promised step up.
         held = self.slots.held
         if host_word is not None and slot is not None and not stager_busy and held is None:
             self.slots.fill(slot, host_word, step, promised=promised)
             self.kept = SnapshotId(self.lineage, step)
-            return self._decide("stage", promised, slot, why, stop=stop)
+            return SaveDecision(action="stage", promised=promised, slot=slot, reason=why, stop=stop, word=self.word())
         lack = "the stager is busy" if stager_busy else "no slot is free" if slot is None else f"step {held} waits for the slot"
         if not promised:
             self.slots.late = step
-            return self._decide("skip", False, None, f"step {step} is skipped: {lack}")
+            return SaveDecision(action="skip", reason=f"step {step} is skipped: {lack}", word=self.word())
         dropped = self.kept if held is not None else None
+        if dropped is not None:
+            self.promises.broke(dropped, "no slot became free for it before the next durable step")
         self.slots.held = step
         self.kept = SnapshotId(self.lineage, step)
-        return self._decide("hold", True, None, f"{why}; {lack}: a copy waits on the device", stop=stop, dropped=dropped)
+        why = f"{why}; {lack}: a copy waits on the device"
+        return SaveDecision(action="hold", promised=True, reason=why, stop=stop, dropped=dropped, word=self.word())
 
     def capture_of(self, step: int, host_word: HostWord | None) -> int | None:
         """The slot with the capture of the newest step, if that is this step; None: it has none."""
@@ -236,32 +239,6 @@ class Trainer:
         if force:
             promised, why = True, f"step {step} is forced"
         return promised, why
-
-    def _decide(
-        self,
-        action: Action,
-        promised: bool,
-        slot: int | None,
-        reason: str,
-        *,
-        wait: bool = False,
-        stop: bool = False,
-        dropped: SnapshotId | None = None,
-        ignored: bool = False,
-    ) -> SaveDecision:
-        if dropped is not None:
-            self.promises.broke(dropped, "no slot became free for it before the next durable step")
-        return SaveDecision(
-            action=action,
-            promised=promised,
-            slot=slot,
-            reason=reason,
-            wait=wait,
-            stop=stop,
-            dropped=dropped,
-            ignored=ignored,
-            word=self.word(),
-        )
 
     def reached(self, step: int, host_word: HostWord | None) -> tuple[bool, bool]:
         """For reached_preemption(step): (True if all ranks stop here, True if that is undecided: ask again).

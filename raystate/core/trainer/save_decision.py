@@ -34,12 +34,12 @@ class SaveDecision:
         word: to be written into the trainer's cell now.
     """
 
-    action: Action
-    promised: bool
-    slot: int | None
+    action: Action = "none"
+    promised: bool = False
+    slot: int | None = None
     reason: str
-    wait: bool
-    stop: bool
-    dropped: SnapshotId | None
-    ignored: bool
+    wait: bool = False
+    stop: bool = False
+    dropped: SnapshotId | None = None
+    ignored: bool = False
     word: TrainerWord
