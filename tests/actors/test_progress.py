@@ -20,7 +20,8 @@ from raystate.manager.restoring import Restoring, Wanted
 from raystate.observe.progress import Progress
 from raystate.orbax.kv import bytes_written
 from raystate.restored import ReadOptions, content_from_storage
-from raystate.runtime.host import loop as host_loop
+from raystate.runtime.host import writes
+from raystate.runtime.host.loop import HostLoop
 from raystate.storage import open_storage
 from tests.arena.sets import open_loop
 
@@ -101,7 +102,7 @@ def test_a_restore_tells_the_coordinator(stored: Path, damaged: bool):
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[tuple[host_loop.HostLoop, list[Event | Progress], list[float]]]:
+def loop(tmp_path: Path) -> Iterator[tuple[HostLoop, list[Event | Progress], list[float]]]:
     told: list[Event | Progress] = []
     now_s = [0.0]
     one = open_loop(tmp_path, tell=told.append, clock=lambda: now_s[0])
@@ -123,10 +124,10 @@ def test_a_host_that_writes_tells_the_coordinator(loop: Any, fails: bool, monkey
         if fails:
             raise OSError("503")
 
-    monkeypatch.setattr(host_loop, "write_slots", write_slots)
+    monkeypatch.setattr(writes, "write_slots", write_slots)
     order = Write(host=HostId("h"), save=SaveId("a1k1"), lineage="1.1.x", step=7, ranks=())
     with pytest.raises(OSError) if fails else contextlib.nullcontext():
-        one._write(order, ())
+        one._writes.carry_out(order, ())
     now_s[0] += 5.0
     one.turn()
     said = [event for event in told if isinstance(event, Progress)]
@@ -138,5 +139,5 @@ def test_a_host_writes_nothing_where_the_runs_folder_was(loop: Any, tmp_path: Pa
     (tmp_path / "run").rename(tmp_path / "moved")
     order = Write(host=HostId("h"), save=SaveId("a1k1"), lineage="1.1.x", step=7, ranks=())
     with pytest.raises(StorageError, match="the folder has been moved or removed, or is not mounted"):
-        loop[0]._write(order, ())
+        loop[0]._writes.carry_out(order, ())
     assert not (tmp_path / "run").exists()
