@@ -131,7 +131,7 @@ class Process:
             wall_clock=lambda: 0.0,  # a log entry has the same length each time
         )
         # Threads that nobody here schedules write the ledger, and nothing that is checked depends on it: it has a place of its own.
-        self.loop.ledger = Ledger(ObjectStorage(f"memory://{_place_of_a_ledger()}"), self.loop.machine)
+        self.loop.observers.ledger = Ledger(ObjectStorage(f"memory://{_place_of_a_ledger()}"), self.loop.machine)
         self.loop.heard = self._heard
         self.news = False
         self.told: set[tuple[int, str | None]] = set()

@@ -16,13 +16,11 @@ from typing import Any, Protocol, assert_never
 
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.coordinator.retention import Keep
-from raystate.core.coordinator.status import under_way
-from raystate.core.formats.errors import ConfigError, CorruptCheckpointError, StaleAttemptError, StorageError
+from raystate.core.formats.errors import StaleAttemptError
 from raystate.core.formats.messages import (
     Answer,
     Append,
     BuildPackage,
-    CarriedOut,
     CarryOut,
     Claimed,
     Command,
@@ -43,15 +41,16 @@ from raystate.core.formats.messages import (
 )
 from raystate.machine.own_time import own_time
 from raystate.observe.ledger import Ledger
-from raystate.observe.long_waits import LongWaits
+from raystate.observe.observers import Observers
 from raystate.observe.progress import Going
 from raystate.observe.record import Recorder
 from raystate.runtime.asks import Asks, Look, Looks
+from raystate.runtime.coordinator.claiming import Claiming
 from raystate.runtime.coordinator.one_storage import Claim
 from raystate.runtime.coordinator.packaging import OrbaxPackager, Packager
 from raystate.runtime.coordinator.storing import Storing, Workers
-from raystate.storage import LogGoneError, Storage
-from raystate.waits import AGAIN_S, ASKED_AGAIN_S, CRASHED_AGAIN_S, RETRY_FIRST_S
+from raystate.storage import Storage
+from raystate.waits import AGAIN_S, CRASHED_AGAIN_S
 
 logger = logging.getLogger("raystate.coordinator")
 
@@ -93,6 +92,7 @@ class CoordinatorLoop:
 
     Attributes:
         machine: decides; to look at.
+        observers: what is written down of it.
     """
 
     def __init__(
@@ -123,14 +123,8 @@ class CoordinatorLoop:
         self._storage = storage
         self._hosts = hosts
         self.machine = Coordinator(settings)
-        self._recorder = recorder
-        self._is_dead = is_dead
         self._on_end = on_end
         self._on_crash = on_crash
-        self._known_attempt = known_attempt
-        self._on_claim = on_claim
-        self._restarted = restarted
-        self._claim_s = float("-inf")  # when to try (again)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._looks = Looks()
         self._asks = Asks()
@@ -148,16 +142,27 @@ class CoordinatorLoop:
         )
         self._ended = threading.Event()
         self._next_tick_s = float("-inf")
-        self._look_s = 0.0  # monotonic: when to look next for attempts that are assumed dead
-        self.ledger = Ledger(storage, self.machine)
-        self._long_waits = LongWaits()
-        self._gone = ""  # why the run can't be claimed now: its log is not there
-        self.attempt = -1
-        self.claimed: Claim | None = None  # set once, with `attempt`
+        self._claiming = Claiming(self._storing, is_dead, known_attempt, on_claim, clock, restarted=restarted)
+        self.observers = Observers(storage, self.machine, recorder)
 
     def start(self) -> None:
         """Claim the run and go on, on a thread."""
         threading.Thread(target=self._run, name="raystate-coordinator", daemon=True).start()
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is; -1 before the claim."""
+        return self._claiming.attempt
+
+    @property
+    def claimed(self) -> Claim | None:
+        """What it has written to storage first; None before the claim."""
+        return self._claiming.claimed
+
+    @property
+    def ledger(self) -> Ledger:
+        """What outlives the run."""
+        return self.observers.ledger
 
     @property
     def failed(self) -> Failure | None:
@@ -195,7 +200,7 @@ class CoordinatorLoop:
 
     def going(self) -> Future[tuple[Going, ...]]:
         """Saves and restores under way."""
-        return self.look(lambda _, now_s: self._long_waits.going(now_s))
+        return self.look(lambda _, now_s: self.observers.going(now_s))
 
     def _host_failed(self, host: HostId, reason: str) -> None:
         # A HostActor is restarted for ever while its node lives: one that can't be made has lost its node.
@@ -210,7 +215,7 @@ class CoordinatorLoop:
                 self.turn(AGAIN_S)
         except Exception as error:
             logger.exception("the coordinator stopped")
-            again_at_once = self._restarted and self._clock() - began_s < CRASHED_AGAIN_S
+            again_at_once = self._claiming.restarted and self._clock() - began_s < CRASHED_AGAIN_S
             if self._on_crash is not None and not again_at_once:
                 self._crash(self._on_crash)
                 return
@@ -246,7 +251,7 @@ class CoordinatorLoop:
         return True
 
     def _claim_or_rest(self, timeout_s: float) -> bool:
-        if self._clock() >= self._claim_s:
+        if self._claiming.is_due:
             self.claim()
             return True
         time.sleep(timeout_s)
@@ -255,51 +260,29 @@ class CoordinatorLoop:
     def claim(self) -> None:
         """Become the newest attempt. If storage can't be used now, joining trainers get a
         StorageError, or it is tried again."""
-        try:
-            entry, dead = self._storing.claim(self._is_dead, known_attempt=self._known_attempt)
-        except LogGoneError as error:
-            if error.message != self._gone:
-                logger.warning("the run can't be claimed: %s; it is tried again", error)
-            self._claim_s, self._gone = self._clock() + RETRY_FIRST_S, error.message
+        outcome = self._claiming.claim()
+        if isinstance(outcome, Failure):
+            self._refuse(outcome)
+        if outcome is None or isinstance(outcome, Failure):
             return
-        except (StorageError, CorruptCheckpointError, ConfigError) as error:  # the last two: a log that can't be read
-            if self._restarted and isinstance(error, StorageError):
-                self._claim_s = self._clock() + RETRY_FIRST_S
-                logger.warning("the run can't be claimed again yet: %s", error)
-                return
-            kind = StorageError if isinstance(error, StorageError) else type(error)
-            self._refuse(Failure(error=kind.__name__, message=error.message, details=error.details | {"begun": False}))
-            return
-        self.attempt, self._gone, self.claimed = entry.attempt, "", Claim(seq=entry.seq, writer=entry.writer)
-        self._on_claim(entry.attempt)
+        entry, dead = outcome
         logger.debug("attempt %d on %s", entry.attempt, self._storage.url)
-        self.ledger.begin(entry.attempt)
-        if self._recorder is not None:
-            self._recorder.begin(entry.attempt, self._settings)
+        self.observers.begin(entry.attempt)
         self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=dead))
         self._storing.prepare(entry)
 
     def _handle(self, event: Event, *, more: bool = False) -> None:
         now_s = self._clock()
-        if self.machine.held_by and now_s >= self._look_s:
-            self._look_s = now_s + ASKED_AGAIN_S
-            self._storing.look_for_dead()
-        if isinstance(event, CarriedOut) and not event.error and event.intent.kind == "commit":
-            self.ledger.saved(event.intent, self._long_waits.since_s(event.intent.save), now_s)
-        commands = self._decide(event, now_s, more)
-        self.ledger.look(event, now_s)
-        for command in commands:
-            self._execute(command)
-        self._long_waits.look(under_way(self.machine), event, now_s)
-
-    def _decide(self, event: Event, now_s: float, more: bool) -> Sequence[Command]:
+        if self.machine.held_by:
+            self._claiming.look_for_dead()
         commands: Sequence[Command] = ()
         try:
             commands = self.machine.handle(event, now_s, more=more)
         finally:  # an event that the machine could not take is the one that is looked for
-            if self._recorder is not None:
-                self._recorder.record(event, commands, now_s, more=more)
-        return commands
+            self.observers.record(event, commands, now_s, more=more)
+        self.observers.look(event, now_s)
+        for command in commands:
+            self._execute(command)
 
     def _execute(self, command: Command) -> None:
         match command:
@@ -329,12 +312,11 @@ class CoordinatorLoop:
         self._workers.shutdown()
         self.ledger.close()  # before what may take long: a releaser that waits too long kills this
         self._storing.end(may_be_older=bool(self._known_hosts))
-        self._take_back()
+        self._claiming.take_back()
         self._end(reason)
 
     def _end(self, reason: str) -> None:
-        if self._recorder is not None:
-            self._recorder.close()
+        self.observers.close()
         self._on_end(reason)
 
     def _superseded(self, end: Finish) -> None:
@@ -345,7 +327,7 @@ class CoordinatorLoop:
 
     def why_log_is_gone(self) -> str:
         """Why the run has no log any more, "" if it has, or if storage doesn't say. For other threads; it asks storage."""
-        return self._gone if self.attempt < 0 else self._storing.why_log_is_gone()
+        return self._claiming.why_log_is_gone()
 
     def refuse(self, failure: Failure) -> None:
         """End before anything is trained. For other threads."""
@@ -356,13 +338,8 @@ class CoordinatorLoop:
         self._asks.fail_all(failure)
         # Made for the refused trainers; others may hold steps that the next attempt needs.
         self._hosts.close_empty()
-        self._take_back()
+        self._claiming.take_back()
         self._end(failure.message)
-
-    def _take_back(self) -> None:
-        """Leave nothing in a folder that was only looked at, such as one of stock Orbax's steps."""
-        if self.claimed is not None:
-            self._storing.take_back(self.claimed)
 
     def give_up(self, reason: str) -> None:
         """End, the hosts with what they hold, and each trainer at its next save. For other threads."""
@@ -377,6 +354,5 @@ class CoordinatorLoop:
 
     def _crash(self, on_crash: Callable[[], None]) -> None:
         self._ended.set()
-        if self._recorder is not None:
-            self._recorder.close(timeout_s=1.0)  # the record of the crash is written first
+        self.observers.close(timeout_s=1.0)  # the record of the crash is written first
         on_crash()
