@@ -96,8 +96,8 @@ STANDBY_FIRST_S = 3.0
 # Standby processes, for a group whose steps take long or aren't saved.
 # Then they are started all the same.
 STANDBY_LAST_S = 15.0
-# A process that ends, for what is under way in it: its last replies and writes.
-# Then it ends all the same.
+# A process that ends, for what is under way in it: its last replies and writes; a HostActor, for a killed trainer's process.
+# Then it ends all the same; the trainer's slots are not handed on, and the next one gets others.
 GOODBYE_S = 5.0
 # Who has told a process, an actor or a thread to end.
 # Then it is killed, or left to the next start.

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Literal
 
 from raystate.arena import layouts
 from raystate.arena.capacity import Need
@@ -32,16 +31,15 @@ from raystate.arena.files import (
 )
 from raystate.arena.locks import FileLock
 from raystate.arena.meta import ArenaMeta, lock_arena
-from raystate.arena.processes import boot_id, is_gone, mark_process
+from raystate.arena.processes import boot_id, mark_process
 from raystate.arena.reserving import Reserving
 from raystate.arena.slot import slot_file_bytes
-from raystate.arena.slot_set import SetInfo, SlotSet, release_all, seize, trainer_lock
+from raystate.arena.slot_set import SetInfo, SlotSet, await_ends, release_all, seize, state_of, trainer_lock
 from raystate.arena.vanished import missing_file
 from raystate.arena.word import CELL_BYTES, WordCell
 from raystate.core.formats.errors import ConfigError, RaystateError
 from raystate.core.formats.words import MAX_SLOTS
-
-TrainerState = Literal["expected", "attached", "gone"]
+from raystate.core.host.slot_sets import TrainerState
 
 
 class HostArena:
@@ -161,9 +159,11 @@ class HostArena:
         if not 1 <= slots <= MAX_SLOTS:
             raise ConfigError(f"snapshot_slots: 1 to {MAX_SLOTS} are possible, got {slots}", field="snapshot_slots", got=slots)
         need = _need(data_bytes, table_bytes, slots, buffer_bytes)
+        least = data_bytes, table_bytes, slots, buffer_bytes
         with self.allotting:
+            await_ends(lambda: {self.trainer_state(held) for held in self._large(least)})
             with self.guard:
-                held = self._find(trainer, (data_bytes, table_bytes, slots, buffer_bytes), rank, pid, replaced=replaced)
+                held = self._find(trainer, least, rank, pid, replaced=replaced)
                 if held is not None:
                     given(held)
                     return held
@@ -177,7 +177,7 @@ class HostArena:
 
     def _find(self, trainer: str, least: tuple[int, ...], rank: int | None, pid: int | None, *, replaced: bool) -> SlotSet | None:
         """A set that is the trainer's, or that it can have now."""
-        fits = [held for held in self.sets if held.info.copies_of < 0 and _is_as_large(held.info, least)]
+        fits = self._large(least)
         for held in fits:
             if held.trainer == trainer and self.trainer_state(held) != "gone":
                 return held
@@ -190,6 +190,9 @@ class HostArena:
             if self._hand_over(held, trainer, pid):
                 return held
         return None
+
+    def _large(self, least: tuple[int, ...]) -> list[SlotSet]:
+        return [held for held in self.sets if held.info.copies_of < 0 and _is_as_large(held.info, least)]
 
     def _is_replaced(self, held: SlotSet) -> bool:
         """Whether its trainer lives, with other slots."""
@@ -206,20 +209,13 @@ class HostArena:
         return self._create("", need, data_bytes=source.data_bytes, table_bytes=source.table_bytes, pid=None, copies_of=rank)
 
     def trainer_state(self, held: SlotSet) -> TrainerState:
-        """ "attached": its process holds the lock. "expected": it has not come yet. Else "gone"."""
+        """Who has it, see `core.host.slot_sets.trainer_state`."""
         with self.guard:
-            locks = seize(held.path)
-            if locks is None:
-                return "attached"
-            release_all(locks)
-            lock_path = trainer_lock(held.path, held.trainer)
-            if not held.trainer or not lock_path.exists() or lock_path.stat().st_size:
-                return "gone"
-            return "gone" if held.info.owner and is_gone(held.info.owner) else "expected"
+            return state_of(held.path, held.info)
 
     def trainer_alive(self, held: SlotSet) -> bool:
         """Whether the set's trainer lives or may still come."""
-        return self.trainer_state(held) != "gone"
+        return self.trainer_state(held) in ("attached", "expected")
 
     def release(self, held: SlotSet) -> bool:
         """Expect the set's trainer no longer: it died, or was told to go, before it attached. False: it is attached."""

@@ -73,8 +73,8 @@ class FileLock:
 
     def write(self, data: bytes) -> None:
         """Leave a note for those who find the lock taken, or find it free and ask who had it."""
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, data, 0)
+        os.pwrite(self._fd, data, 0)  # first: where there is no room, one of the same length still has its place
+        os.ftruncate(self._fd, len(data))
 
     def release(self) -> None:
         if self._fd >= 0:

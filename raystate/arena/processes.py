@@ -42,6 +42,11 @@ def is_gone(mark: ProcessMark) -> bool:
     return _start_ticks(mark.pid) != mark.start_ticks
 
 
+def runs(mark: ProcessMark) -> bool:
+    """True only if that process provably has not ended; False also when this process cannot know."""
+    return bool(mark.boot == boot_id() and mark.namespace == _namespace() and mark.start_ticks == _start_ticks(mark.pid) != 0)
+
+
 def _namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")
@@ -50,10 +55,11 @@ def _namespace() -> str:
 
 
 def _start_ticks(pid: int) -> int:
-    """Start of a running process; 0 if there is none. A zombie, too, has ended."""
+    """Start of a running process; 0 if there is none. A zombie has ended, unless other threads still close what all of them had open."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0
     fields = text.rpartition(")")[2].split()  # the command's name may hold blanks and brackets
-    return 0 if fields[0] in "ZX" else int(fields[19])
+    state, threads = fields[0], int(fields[17])
+    return 0 if state == "X" or (state == "Z" and threads <= 1) else int(fields[19])

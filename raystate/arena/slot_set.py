@@ -12,6 +12,8 @@ import contextlib
 import hashlib
 import mmap
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +33,15 @@ from raystate.arena.files import (
     write_json,
 )
 from raystate.arena.locks import FileLock
-from raystate.arena.processes import ProcessMark
+from raystate.arena.processes import ProcessMark, is_gone, runs
 from raystate.arena.slot import Role, Slot, fill_slot_file
 from raystate.arena.word import WordCell
-from raystate.core.formats.codec import dumps
+from raystate.core.formats.codec import decode, dumps
 from raystate.core.formats.errors import RaystateError
+from raystate.core.host.slot_sets import TrainerState, trainer_state
+from raystate.machine.own_time import own_time
 from raystate.machine.threads import map_in_threads
+from raystate.waits import GOODBYE_S, SOON_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +173,9 @@ def trainer_locks(path: Path) -> list[Path]:
     return sorted(path.glob(f"{TRAINER_LOCK_PREFIX}*"))
 
 
-def attach_note(trainer: str, mark: ProcessMark) -> bytes:
-    """What a trainer leaves in its lock file: an empty one was never taken."""
-    return dumps({"trainer": trainer, "process": mark})
+def attach_note(trainer: str, mark: ProcessMark, *, left: bool = False) -> bytes:
+    """What a trainer leaves in its lock file: an empty one was never taken. `left`: it let go of the set on purpose."""
+    return dumps({"trainer": trainer, "process": mark, "left": int(left)})
 
 
 def read_note(path: Path) -> dict[str, Any] | None:
@@ -190,6 +195,33 @@ def seize(path: Path) -> list[FileLock] | None:
             return None
         held.append(lock)
     return held
+
+
+def state_of(path: Path, info: SetInfo) -> TrainerState:
+    """Who has the set at `path`: see `core.host.slot_sets.trainer_state`."""
+    locks = seize(path)
+    if locks is not None:
+        release_all(locks)
+    lock_path = trainer_lock(path, info.trainer)
+    if locks is not None and (not info.trainer or not lock_path.exists()):
+        return "gone"
+    note = read_note(lock_path)
+    if note is None:
+        came = lock_path.exists() and lock_path.stat().st_size > 0
+        return trainer_state(locked=locks is None, came=came, left=False, runs=not (came or (info.owner and is_gone(info.owner))))
+    try:
+        living = runs(decode(ProcessMark, note.get("process")))
+    except ValueError:
+        living = False
+    return trainer_state(locked=locks is None, came=True, left=bool(note.get("left")), runs=living)
+
+
+def await_ends(states: Callable[[], set[TrainerState]]) -> None:
+    """Until the processes of killed trainers have ended, while none of these sets could be handed on otherwise. No longer than its wait:
+    a new trainer gets other slots then, if there is room for them."""
+    deadline_s = own_time() + GOODBYE_S
+    while own_time() < deadline_s and "ending" in (now := states()) and "gone" not in now:
+        time.sleep(SOON_S)
 
 
 def release_all(locks: list[FileLock]) -> None:

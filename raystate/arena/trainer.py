@@ -66,12 +66,16 @@ class TrainerArena:
                     pid=pid,
                 )
             lock.write(attach_note(trainer, mark_process(os.getpid())))
+        except BaseException:
+            lock.release()
+            raise
+        try:
             opened = SlotSet(path, info, role="trainer")
             for slot in opened.slots:
                 slot.touch()
             return cls(opened, lock, trainer)
         except BaseException:
-            lock.release()
+            _let_go(lock, trainer)
             raise
 
     @property
@@ -138,16 +142,16 @@ class TrainerArena:
         """
         while self._before_close:
             self._before_close.pop()()
-        lock, left = self._lock, self._set.close()
+        lock, trainer, left = self._lock, self.trainer, self._set.close()
         if not left:
-            lock.release()
+            _let_go(lock, self.trainer)
             return True
         waiting = {id(mapping) for mapping in left}
 
         def unmapped(number: int) -> None:
             waiting.discard(number)
             if not waiting:
-                lock.release()
+                _let_go(lock, trainer)
 
         for mapping in left:
             _when_unmapped(mapping, unmapped)
@@ -158,6 +162,13 @@ class TrainerArena:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _let_go(lock: FileLock, trainer: str) -> None:
+    """On purpose: nothing of this process writes to the slots any more, although it goes on."""
+    if lock.held:
+        lock.write(attach_note(trainer, mark_process(os.getpid()), left=True))
+        lock.release()
 
 
 def _when_unmapped(mapping: mmap.mmap, call: Callable[[int], None]) -> None:

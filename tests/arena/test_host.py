@@ -3,13 +3,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raystate.arena import HostArena, SlotSet, TrainerArena, arena_path, default_root
+from raystate.arena import HostArena, SlotSet, TrainerArena, arena_path, default_root, processes, slot_set
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import is_gone, mark_process
 from raystate.arena.word import CELL_BYTES
@@ -252,6 +253,64 @@ def test_a_trainer_that_died_before_it_came_does_not_keep_its_set(host: HostAren
     process.wait()
     assert host.trainer_state(held) == "gone"
     assert host.allot(trainer="t2", **SIZES) is held
+
+
+_LETS_GO_OF_ITS_LOCK = """
+import threading, ctypes
+arena = TrainerArena.attach(sys.argv[1], trainer="t1")
+arena.slots[0].begin(); arena.slots[0].data_mut[:] = 1
+arena.slots[0].commit(Staged(lineage="l", step=1, rank=0, world=1, layout="", promised=False, nbytes=8192), b"table")
+arena.slots[1].begin()
+os.close(arena._lock._fd)  # as the kernel does for a killed process, before it has let go of its devices
+arena._lock._fd = -1
+if sys.argv[2] == "zombie":
+    threading.Thread(target=sys.stdin.read).start()
+    print("here", flush=True)
+    ctypes.CDLL(None).pthread_exit(None)
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["running", "zombie"])
+def test_a_set_is_handed_on_once_its_trainers_process_has_ended(
+    host: HostArena, child: Child, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    """A device's transfer may outlive the lock. What lies complete in it is read before."""
+    held = host.allot(trainer="t1", **SIZES)
+    process, _ = child(_LETS_GO_OF_ITS_LOCK, held.path, how)
+    assert host.trainer_state(held) == "ending" and not host.trainer_alive(held)
+    content = held.slots[0].read()
+    assert content is not None and content.table == b"table" and held.slots[1].read() is None
+    assert remove_gone(host) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(slot_set, "GOODBYE_S", 0.05)
+        assert host.allot(trainer="t2", **SIZES).index == 1
+    host.remove_set(host.sets[1])
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(host.allot, trainer="t3", **SIZES)
+        process.kill()
+        process.wait()
+        assert asked.result(60) is held
+    assert held.trainer == "t3"
+
+
+def test_a_set_that_was_let_go_of_on_purpose_is_handed_on_at_once(host: HostArena):
+    """Its process goes on."""
+    held = host.allot(trainer="t1", **SIZES)
+    TrainerArena.attach(held.path, trainer="t1").close()
+    assert host.trainer_state(held) == "gone"
+    assert host.allot(trainer="t2", **SIZES) is held
+
+
+def test_where_no_one_can_know_whether_a_process_has_ended_the_lock_says_it(host: HostArena, monkeypatch: pytest.MonkeyPatch):
+    """The trainer of another container: its number may be anyone's here."""
+    held = host.allot(trainer="t1", **SIZES)
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "_namespace", lambda: "pid:[another]")
+        arena = TrainerArena.attach(held.path, trainer="t1")
+    arena._lock.release()
+    assert host.trainer_state(held) == "gone"
 
 
 def test_a_forked_child_does_not_keep_its_parents_lock(host: HostArena, held: SlotSet):

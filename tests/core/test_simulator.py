@@ -31,6 +31,7 @@ KNOWN = {
     "merge takes strangers": 1135,
     "stop step overtaken": 92,
     "mixed lineages chosen": 283,
+    "slots are handed on by the lock alone": 113,
     "host rejoins without discarding": 236,
     "late retire deletes a step saved again": 12309,
 }

@@ -281,6 +281,9 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "late pieces of a given-up past believed": _late_pieces_believed,
     "save executed twice": _save_executed_twice,
     "reported before all is found": _reported_before_all_is_found,
+    "slots are handed on by the lock alone": lambda: planted(
+        (slot_sets, "trainer_state", lambda *, locked, **_: "attached" if locked else "gone")
+    ),
 }
 
 

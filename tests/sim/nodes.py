@@ -37,6 +37,7 @@ from raystate.core.formats.messages import (
     Written,
     save_order,
 )
+from raystate.core.host import slot_sets
 from raystate.core.host.machine import Host
 from tests.sim.copying import Transfers
 from tests.sim.storage import BEFORE, Saved, Token, Violation
@@ -75,6 +76,13 @@ class SlotSet:
         self.word: TrainerWord | None = None  # the trainer's
         self.word_out: HostWord | None = None  # the host's
         self.read: TrainerWord | None = None  # the last word that its HostActor has read
+
+    def state(self, now_s: float) -> slot_sets.TrainerState:
+        """Who has it."""
+        trainer = self.trainer
+        if trainer is None:
+            return "gone"
+        return slot_sets.trainer_state(locked=trainer.alive, came=True, left=trainer.clean, runs=now_s < trainer.ends_s)
 
     @property
     def living(self) -> TrainerProc | None:
@@ -118,10 +126,13 @@ class Node:
         domains = self.world.domains
         return f"d{self.index % domains}" if domains else ""
 
-    def new_set(self, trainer: TrainerProc, actor: HostProc) -> SlotSet:
-        """A set whose trainer is gone, else a new one: allotted to this one, with empty words."""
-        one = next((one for one in self.own_sets if one.living is None and not one.large), None)
+    def new_set(self, trainer: TrainerProc, actor: HostProc) -> SlotSet | None:
+        """A set whose trainer is gone, else a new one: allotted to this one, with empty words. None: to be asked for again soon."""
+        states = [(one.state(self.world.now_s), one) for one in self.own_sets if not one.large]
+        one = next((one for state, one in states if state == "gone"), None)
         if one is None:
+            if any(state == "ending" for state, _ in states):
+                return None
             self.sweep()
             one = self.add_set()
         self._allot(one, trainer, actor)
@@ -147,7 +158,7 @@ class Node:
         actor = self.actor
         if actor is None or not actor.awake:
             return
-        for one in [one for one in self.own_sets if one.living is None and len(self.own_sets) > 2]:
+        for one in [one for one in self.own_sets if one.state(self.world.now_s) == "gone" and len(self.own_sets) > 2]:
             if not actor.machine.is_needed(one.index):
                 del self.sets[one.index]
                 actor.feed(SetRemoved(index=one.index))

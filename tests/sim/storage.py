@@ -16,6 +16,7 @@ Token = tuple[Saved, int, int]
 """(saved, step, rank): stands for the bytes of one rank's piece; two pieces are equal iff their tokens are."""
 
 BEFORE: Saved = "before"
+TORN: Saved = "torn"  # a dead trainer's device has written over it
 
 FILES = ("_METADATA", "manifest.ocdbt")
 MARKER = "commit_success.txt"

@@ -30,7 +30,7 @@ from raystate.core.formats.messages import (
 from raystate.core.trainer.machine import Trainer
 from tests.sim import mistakes
 from tests.sim.nodes import SLOTS, Node, Proc, SlotSet
-from tests.sim.storage import BEFORE, Promised, Saved, Violation
+from tests.sim.storage import BEFORE, TORN, Promised, Saved, Violation
 
 if TYPE_CHECKING:
     from tests.sim.coordinators import CoordinatorProc
@@ -86,6 +86,7 @@ class TrainerProc(Proc):
         self.stage = "join"
         self.clean = False
         self.left = False
+        self.ends_s = 0.0  # its process has ended by then
         self.stop_at: int | None = None
         self.why = ""
 
@@ -109,11 +110,24 @@ class TrainerProc(Proc):
         self.clean = clean
         self.why = why
         world = self.world
+        if not clean and self.joined is not None and self.machine.staging:
+            self._outlive_its_lock()
         actor = self.node.actor
         if actor is not None and actor.alive:
             world.on(actor, 0.1 + 0.3 * world.random(), actor.trainer_gone, self)
         if not clean or self.stop_at is not None:
             world.group_broken(self.group)
+
+    def _outlive_its_lock(self) -> None:
+        """The kernel lets go of its lock first. What a device writes to the slot under way may come until its process has ended."""
+        later_s = 3.0 * Random(f"{self.world.seed} {self.name}").random()
+        self.ends_s = self.world.now_s + later_s
+        one, (slot, *_) = self.set, self.machine.slots.staging
+
+        def write() -> None:
+            one.saved[slot] = TORN
+
+        self.world.at(later_s, write)
 
     def call(self, build: Any) -> None:
         """Ask the Coordinator; asked again with the same name until it answers."""
@@ -134,7 +148,11 @@ class TrainerProc(Proc):
         if actor is None or not actor.awake:  # it asks until somebody allots it slots
             self.world.on(self, 0.3, self.begin)
             return
-        self.set = self.node.new_set(self, actor)
+        allotted = self.node.new_set(self, actor)
+        if allotted is None:
+            self.world.on(self, 0.3, self.begin)
+            return
+        self.set = allotted
         self.call(
             lambda ask: Joined(
                 ask=ask,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from raystate.core.formats.host_messages import Empty, HostCommand, RemoveSet, SetFound, SlotAddress
 from raystate.core.formats.names import SnapshotId
@@ -12,6 +13,26 @@ from raystate.core.formats.reports import HostWord, Staged, TrainerWord
 from raystate.core.host.slots import why_reusable
 
 GIVEN_UP = "a restore has given it up"
+TrainerState = Literal["expected", "attached", "ending", "gone"]
+
+
+def trainer_state(*, locked: bool, came: bool, left: bool, runs: bool) -> TrainerState:
+    """Who has a slot set. It is handed on, or removed, once its trainer is "gone"; what lies complete in it may be read before.
+
+    A killed process lets go of its lock before its devices. Until it has ended, a transfer may still write to the slot that it was
+    filling. (test_simulator.test_planted_bug_is_found, "slots are handed on by the lock alone")
+
+    Args:
+        locked: its process holds the set's lock.
+        came: it has held it.
+        left: it let go of it on purpose, with nothing under way.
+        runs: its process has not ended, as far as can be known.
+    """
+    if locked:
+        return "attached"
+    if not came:
+        return "expected" if runs else "gone"
+    return "ending" if runs and not left else "gone"
 
 
 @dataclass(slots=True)
