@@ -169,6 +169,12 @@ MEET_S = 300.0
 # The processes that save one checkpoint, for all to have written their shares.
 # Then it is an error that names who has not.
 SHARE_WRITTEN_S = 3600.0
+# A trainer that is about to compile, for the list of its run's compiled programs and for one of them.
+# Then it compiles what its node lacks, and waits for no other.
+PROGRAMS_S = 30.0
+# A trainer with new programs, for more of them; ranks other than 0 twice as long: they may lack none then.
+# Then they go to storage.
+PROGRAMS_GATHERED_S = 2.0
 # A test's Cloud Storage, between two changes of one name.
 # Then the second counts as one that a real bucket takes without a refusal.
 NAME_CHANGES_S = 1.0

@@ -22,8 +22,9 @@ from raystate.waits import ABANDONED_S
 
 logger = logging.getLogger("raystate")
 
-FORMAT = b"raystate-program-1\n"
+FORMAT = b"raystate-program-2\n"
 DIGEST_BYTES = 16
+HEAD_BYTES = len(FORMAT) + DIGEST_BYTES
 SUFFIX = ".program"
 MIN_FREE_SHARE = 0.05  # of the disk; with less, nothing is added: Ray stops placing objects on a disk that is 95% full
 LOOK_EVERY_BYTES = 64 << 20  # added by this process between two looks at the folder's size
@@ -51,48 +52,71 @@ class ProgramStore:
             weakref.finalize(self, os.close, self._at)
         self._cap_bytes = cap_bytes
         self._files_left = self._bytes_left = 0  # until the next look
-        self._given: set[str] = set()  # keys of programs that this process was given
+        self._given: set[str] = set()  # names of programs that this process was given
         self._told = False
 
     def get(self, key: str) -> bytes | None:
         """The program; None if there is none, or a damaged one, which is removed."""
-        name = _name(key)
-        try:
-            with open(os.open(name, _READ, dir_fd=self._at), "rb") as file:
-                held = file.read() if _is_ours(os.fstat(file.fileno()), stat.S_IFREG) else b""
-        except OSError:
-            return None
-        head = len(FORMAT) + DIGEST_BYTES
-        value = held[head:]
-        if held[:head] != FORMAT + _digest(key, value):
-            logger.warning("a compiled program in %s is damaged: it is removed, and compiled again", self.folder)
-            self._remove(name)
+        name = program_name(key)
+        if (held := self.read(name)) is None:
             return None
         with contextlib.suppress(OSError):
-            os.utime(name, dir_fd=self._at)  # the order in which programs go
-        self._given.add(key)
-        return value
+            os.utime(_file(name), dir_fd=self._at)  # the order in which programs go
+        self._given.add(name)
+        return held[HEAD_BYTES:]
 
     def put(self, key: str, value: bytes) -> bool:
         """Keep it; whether it is there now. One that this process was given before can't have been of use: it is replaced."""
-        name = _name(key)
-        if key not in self._given and self._has(name):
+        name = program_name(key)
+        if name not in self._given and self.has(name):
             return True
-        self._given.discard(key)
-        temporary = f".{secrets.token_hex(8)}"
+        self._given.discard(name)
+        return self.add(name, FORMAT + _digest(name, value), value)
+
+    def read(self, name: str) -> bytes | None:
+        """A program's file, for another store; None as in `get`."""
+        try:
+            with open(os.open(_file(name), _READ, dir_fd=self._at), "rb") as file:
+                held = file.read() if _is_ours(os.fstat(file.fileno()), stat.S_IFREG) else b""
+        except OSError:
+            return None
+        if seal_of(name, held) is None:
+            logger.warning("a compiled program in %s is damaged: it is removed, and compiled again", self.folder)
+            self._remove(_file(name))
+            return None
+        return held
+
+    def has(self, name: str) -> bool:
+        """Whether a file is there."""
+        try:
+            os.stat(_file(name), dir_fd=self._at, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def was_given(self, name: str) -> bool:
+        """Whether `get` has given it to this process."""
+        return name in self._given
+
+    def add(self, name: str, *parts: bytes) -> bool:
+        """Keep a program's file, which is whole; whether it is there now.
+
+        Args:
+            parts: its bytes, as `read` gives them.
+        """
+        temporary, nbytes = f".{secrets.token_hex(8)}", sum(map(len, parts))
         try:
             disk = shutil.disk_usage(self._at)
-            if disk.free - len(value) < MIN_FREE_SHARE * disk.total:
+            if disk.free - nbytes < MIN_FREE_SHARE * disk.total:
                 return self._not_kept("the disk is nearly full")
             with open(os.open(temporary, _CREATE, 0o600, dir_fd=self._at), "wb") as file:
-                file.write(FORMAT + _digest(key, value))
-                file.write(value)
-            os.replace(temporary, name, src_dir_fd=self._at, dst_dir_fd=self._at)
+                file.writelines(parts)
+            os.replace(temporary, _file(name), src_dir_fd=self._at, dst_dir_fd=self._at)
         except OSError as error:
             self._remove(temporary)
             return self._not_kept(error.strerror or str(error))
         self._files_left -= 1
-        self._bytes_left -= len(value)
+        self._bytes_left -= nbytes
         if self._files_left < 0 or self._bytes_left < 0:
             self._files_left, self._bytes_left = LOOK_EVERY_FILES, LOOK_EVERY_BYTES
             self.trim()
@@ -103,7 +127,8 @@ class ProgramStore:
         if self._at == _NOT_OURS:
             return
         found: list[tuple[float, int, str]] = []
-        # XLA keeps files of its own below it, on GPUs. Files and folders that go meanwhile are passed over.
+        # On GPUs XLA keeps files of its own below it, which count (test_store.test_what_xla_keeps_there_counts_and_goes).
+        # Files and folders that go meanwhile are passed over.
         for folder, _, names, descriptor in os.fwalk(".", dir_fd=self._at):
             for name in names:
                 with contextlib.suppress(OSError):
@@ -119,13 +144,6 @@ class ProgramStore:
             if self._remove(name):
                 excess -= size
 
-    def _has(self, name: str) -> bool:
-        try:
-            os.stat(name, dir_fd=self._at, follow_symlinks=False)
-        except OSError:
-            return False
-        return True
-
     def _remove(self, name: str) -> bool:
         try:
             os.unlink(name, dir_fd=self._at)
@@ -140,15 +158,25 @@ class ProgramStore:
         return False
 
 
-def _digest(key: str, value: bytes) -> bytes:
-    digest = hashlib.blake2b(key.encode(), digest_size=DIGEST_BYTES)
+def program_name(key: str) -> str:
+    """What a program of this key is called wherever it is kept. A key begins with the user's function, which may be longer than a name."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def seal_of(name: str, held: bytes) -> str | None:
+    """The digest in a program's file, over its name and all its bytes; None: it is damaged, or another's."""
+    seal = held[len(FORMAT) : HEAD_BYTES]
+    return seal.hex() if held[:HEAD_BYTES] == FORMAT + _digest(name, memoryview(held)[HEAD_BYTES:]) else None
+
+
+def _digest(name: str, value: bytes | memoryview) -> bytes:
+    digest = hashlib.blake2b(name.encode(), digest_size=DIGEST_BYTES)
     digest.update(value)
     return digest.digest()
 
 
-def _name(key: str) -> str:
-    # The key's first part is the name of the user's function, which may be longer than a file's name can be.
-    return f"{hashlib.sha256(key.encode()).hexdigest()}{SUFFIX}"
+def _file(name: str) -> str:
+    return f"{name}{SUFFIX}"
 
 
 def node_folder(*parents: Path) -> Path | None:
@@ -167,7 +195,7 @@ def node_folder(*parents: Path) -> Path | None:
         shown = " and ".join(map(str, parents))
         logger.warning("compiled programs are not kept: other users could put theirs in the place of a folder in %s", shown)
         return None
-    path = safe[0] / f"raystate-programs-{os.getuid()}-{_cpu()}"
+    path = safe[0] / f"raystate-programs-{os.getuid()}-{cpu()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         facts = path.lstat()
@@ -180,14 +208,25 @@ def node_folder(*parents: Path) -> Path | None:
     return path
 
 
-def _stays_ours(folder: Path) -> bool:
+def anybody_can_write(folder: Path) -> bool:
+    """Whether a user of this machine, beside this one and those of a folder's group, can put something in the place of a folder.
+
+    Args:
+        folder: need not be there yet.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    return not _stays_ours(folder.resolve(), writers=stat.S_IWOTH)
+
+
+def _stays_ours(folder: Path, *, writers: int = stat.S_IWGRP | stat.S_IWOTH) -> bool:
     """Whether a name of this user's in the folder stays what it is: no other user may rename there, or in a folder above.
 
     Ray's own folders are open to all, without the sticky bit that /tmp has.
     """
     for above in (folder, *folder.parents):
         facts = above.stat()
-        if facts.st_uid not in (0, os.getuid()) or (facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX):
+        if facts.st_uid not in (0, os.getuid()) or (facts.st_mode & writers and not facts.st_mode & stat.S_ISVTX):
             return False
     return True
 
@@ -209,8 +248,8 @@ def _held(folder: Path) -> int:
     return _NOT_OURS
 
 
-def _cpu() -> str:
-    """Short, and different for machines whose CPUs have different instructions."""
+def cpu() -> str:
+    """A short text, different for machines whose CPUs have different instructions."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(errors="replace")

@@ -130,9 +130,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         host_timeout_s: seconds of silence after which a host counts as down.
         metadata_url: base URL of the server that each node asks whether it is preempted, in the protocol of Google Compute Engine's
             metadata server; None: Google's on its machines, none elsewhere. raystate notices nodes that Ray drains without it.
-        compilation_cache_bytes: bytes on each node for the programs that JAX compiles, which a restart then loads; 0: keep none.
-            They lie in a folder beside Ray's temporary one, which all runs of this user share. A folder of your own
-            (`JAX_COMPILATION_CACHE_DIR`) is left to JAX.
+        compilation_cache_bytes: bytes for the programs that JAX compiles, which a restart then loads; 0: keep none. A node has so many
+            in a folder beside Ray's temporary one, which all runs of this user share. The run's storage has so many for other nodes
+            and clusters. raystate leaves a folder of your own (`JAX_COMPILATION_CACHE_DIR`) to JAX.
     """
 
     model_config: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)

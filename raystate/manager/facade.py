@@ -54,7 +54,7 @@ class StateManager(KnowsOthers):
             raise ConfigError("StateManager() needs a StateConfig outside of raystate.fit and RayTrainCallback", field="config")
         given = check_config(given, "StateManager()")
         open_managers.close_earlier(given, takeover=takeover)
-        rank, world, group, launch = membership(context)
+        rank, world, group, launch = membership(context, given)
         launched = is_launched(given, context)
         self._open(given, ray_link(given, launch, rank), rank, world, group, launched=launched, takeover=takeover)
 

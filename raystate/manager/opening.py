@@ -130,13 +130,18 @@ def ray_link(config: StateConfig, launch: str | None, rank: int) -> Link:
     return RayLink(config, run_hash(config.storage, config.run), launch, rank)
 
 
-def membership(context: Any) -> tuple[int, int, str, str | None]:
-    """(rank, world, group token, launch token) of this process; no launch if it is alone."""
-    rank, world = jax.process_index(), jax.process_count()
-    if context is not None:
-        from raystate.actors.compiled import keep_compiled  # a launched process has Ray
+def membership(context: LaunchContext | None, config: StateConfig) -> tuple[int, int, str, str | None]:
+    """(rank, world, group token, launch token) of this process; no launch if it is alone.
 
-        keep_compiled(context.config)
+    From here on what it compiles is kept, for `config` unless it was launched.
+    """
+    from raystate.actors.compiled import keep_compiled
+    from raystate.actors.local_ray import this_ray
+
+    rank, world = jax.process_index(), jax.process_count()
+    this_ray.enter()  # programs lie beside its folder
+    keep_compiled(config if context is None else context.config, rank=rank, world=world)
+    if context is not None:
         check_world(context.world)
         return rank, world, context.group, context.launch
     if world == 1:

@@ -21,6 +21,7 @@ PACKAGES = f"{STATE}/steps"
 WORK = f"{STATE}/work"
 TRASH = f"{STATE}/trash"
 ASIDE = f"{STATE}/aside"
+COMPILED = f"{STATE}/compiled"
 DEAD = f"{STATE}/dead"  # attempts whose process is known to be gone, because somebody said so
 
 _TRASH = re.compile(rf"{re.escape(TRASH)}/(?:(\d+)\.(?:a\d+k[0-9A-Za-z]+|orbax)|{re.escape(SELF_TEST[:-1])})\.[0-9a-f]{{8}}/?")

@@ -322,7 +322,9 @@ def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Calla
     def run(*args: Any) -> Outcome:
         context = launch_context.current()
         if context is not None:
-            keep_compiled(context.config)  # before anything is compiled, and after jax.distributed has begun
+            keep_compiled(
+                context.config, rank=context.rank, world=context.world
+            )  # before anything is compiled, and after jax.distributed has begun
         try:
             value = train_fn(*args)
         except (SystemExit, Interrupted) as end:

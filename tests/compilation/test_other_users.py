@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raystate.compilation import ProgramStore, node_folder
+from raystate.compilation import ProgramStore, anybody_can_write, node_folder
 from raystate.compilation import store as store_module
 from raystate.core.formats.messages import Settings
 from raystate.observe.record import Recorder
@@ -45,7 +45,7 @@ def test_what_another_user_puts_in_its_place_is_not_loaded(open_to_all: Path):
     store.put(KEY, b"ours")
     (program,) = folder.iterdir()
     planted = open_to_all / "planted"
-    planted.write_bytes(store_module.FORMAT + store_module._digest(KEY, b"theirs") + b"theirs")
+    planted.write_bytes(store_module.FORMAT + store_module._digest(store_module.program_name(KEY), b"theirs") + b"theirs")
     planted.chmod(0o644)
     done = as_nobody(f"mv programs away && mkdir programs && cp planted programs/{program.name}", open_to_all)
     assert done.returncode == 0, done.stderr
@@ -66,6 +66,17 @@ def test_a_folder_is_made_only_where_no_other_user_can_move_it(open_to_all: Path
     folder = node_folder(open_to_all)
     assert folder is not None and folder.parent == open_to_all.resolve()
     assert as_nobody(f"mv {folder.name} away", open_to_all).returncode != 0
+
+
+def test_programs_stay_on_their_node_where_any_user_could_replace_the_runs_folder(open_to_all: Path):
+    run = open_to_all / "runs" / "lm"
+    assert anybody_can_write(run)
+    run.mkdir(parents=True)
+    assert anybody_can_write(run), "its parent may be renamed"
+    open_to_all.chmod(0o1777)
+    assert not anybody_can_write(run / ".raystate" / "compiled")
+    os.chown(run, NOBODY, NOBODY)
+    assert anybody_can_write(run / ".raystate" / "compiled")
 
 
 def test_a_program_of_another_user_is_not_loaded(tmp_path: Path):

@@ -100,6 +100,20 @@ def test_the_folder_stays_near_its_cap(tmp_path: Path, monkeypatch: pytest.Monke
     assert sum(path.stat().st_size for path in _files(tmp_path)) <= 10_000 + 6 * 1100
 
 
+def test_what_xla_keeps_there_counts_and_goes(tmp_path: Path):
+    """As it does on GPUs, in a folder below this one: what it has tuned."""
+    store = _store(tmp_path, cap_bytes=2500)
+    tuned = tmp_path / "xla_gpu_per_fusion_autotune_cache_dir"
+    tuned.mkdir()
+    for number in range(2):
+        (tuned / f"{number}.textproto").write_bytes(bytes(1000))
+        os.utime(tuned / f"{number}.textproto", (number, number))
+    store.put(KEY, bytes(1000))
+    store.trim()
+    assert store.get(KEY) is not None
+    assert [path.name for path in tuned.iterdir()] == ["1.textproto"]
+
+
 def test_what_a_killed_writer_left_goes(tmp_path: Path):
     left, young = tmp_path / ".0123", tmp_path / ".4567"
     for path in (left, young):

@@ -23,7 +23,7 @@ from raystate.runtime.host.share import write_share
 from raystate.runtime.host.writing import as_array
 from raystate.runtime.parts import HostPart
 from raystate.storage import StepFolder, Storage, open_storage
-from raystate.storage.names import writer_name
+from raystate.storage.names import COMPILED, writer_name
 from tests.orbax.state_example import flat
 from tests.storage.attempt import RUN, Attempt
 
@@ -133,6 +133,7 @@ def make_run(root: Path) -> dict[int, Content]:
     third.save(STEPS[2])
     third.append(reason="all is carried out")
     storage.create(f"{EVENTS}/000002-0001.json", json.dumps({"kind": "recovery", "cause": "killed"}).encode())
+    storage.create(f"{COMPILED}/cpu-jax-1/{'a' * 64}.{'b' * 32}", b"a program, of no use for any step")
     return {step: content(step) for step in STEPS}
 
 

@@ -7,6 +7,7 @@ import functools
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 import raystate
+from raystate.compilation import ProgramStore, Shelf
+from raystate.compilation.store import program_name
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.tree import Package
 from raystate.inspection.verification import verify_log, verify_step
@@ -25,8 +28,9 @@ from raystate.storage import (
     open_storage,
     visible_steps,
 )
-from raystate.storage.names import ASIDE, BASES, DEAD, LOG, PACKAGES, STATE, TRASH, WORK, log_name
+from raystate.storage.names import ASIDE, BASES, COMPILED, DEAD, LOG, PACKAGES, STATE, TRASH, WORK, log_name
 from raystate.transfer.removing import remove_run, remove_step
+from tests.compilation.nodes import CAP, HOST
 from tests.damage.damages import FIRST
 from tests.storage.attempt import Attempt
 from tests.storage.backends import a_package
@@ -37,7 +41,7 @@ TREE = {"w": np.ones(3)}
 
 # Names that are not there yet when the link is made.
 TO_COME = (
-    *(ASIDE, BASES, DEAD, TRASH, WORK, f"{STATE}/events"),
+    *(ASIDE, BASES, COMPILED, DEAD, TRASH, WORK, f"{STATE}/events", f"{COMPILED}/{HOST}/used"),
     *(f"{TRASH}/{RETIRED}.a1k2.00000000", f"{WORK}/{NEXT}.a2k{NEXT}", f"{WORK}/{NEXT}.a1k{NEXT}", str(NEXT)),
     *(f"{STATE}/{name}" for name in ("notes", ".raystate-tmp-0000000000000000", "selftest.00000000")),
 )  # fmt: skip
@@ -76,7 +80,21 @@ def set_aside(root: Path) -> None:
     attempt.append(reason="damaged", retires=retires(attempt, STEPS[1], aside=True))
 
 
+def programs(root: Path, *, cap_bytes: int = CAP) -> None:
+    """Those of a node that has nothing: what is there is fetched, what is not is compiled and put there."""
+    with tempfile.TemporaryDirectory() as folder:
+        shelf = Shelf(open_storage(root), cap_bytes, host=HOST, rank=0, world=1)
+        local = ProgramStore(Path(folder), CAP)
+        for key in ("jit_init", "jit_step", "jit_new"):
+            local.put(key, key.encode() * 100)
+        for name in shelf.begin():
+            shelf.fetch(name)
+        shelf.offer([program_name(key) for key in ("jit_step", "jit_new")], local)
+
+
 OPERATIONS: dict[str, Operation] = {
+    "programs": programs,
+    "too many programs": functools.partial(programs, cap_bytes=900),
     "gc": lambda root: collect_garbage(open_storage(root)),
     "start": begin,
     "save": save,
@@ -115,6 +133,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package_in(StepFolder(storage, 12, "a1k12"))  # a dead save
     storage.create(f"{TRASH}/3.a1k3.0123abcd/state/d/x", b"half removed")
     storage.create(f"{ASIDE}/3.a1k3/state/d/x", b"damaged")
+    node = ProgramStore(tmp_path_factory.mktemp("node"), CAP)
+    for key in ("jit_init", "jit_step"):
+        node.put(key, key.encode() * 100)
+    Shelf(storage, CAP, host=HOST, rank=0, world=1).offer([program_name(key) for key in ("jit_init", "jit_step")], node)
     return root
 
 
