@@ -1,5 +1,5 @@
-"""What a restart under `fit` has to do again: nothing is compiled, on any rank, and a process that waited imports nothing of ours, and no
-well-known library that the script imports."""
+"""What a restart under `fit` has to do again: nothing is compiled, on any rank, not even on nodes that are new. A process that waited
+imports nothing of ours, and no well-known library that the script imports."""
 
 from __future__ import annotations
 
@@ -102,13 +102,28 @@ def test_a_restart_compiles_and_imports_nothing(
 
         return wait_for(enough, f"{count} starts", failed=lambda: failed[0] if failed else None)
 
+    storage = Path(run.storage)
+
+    def lists() -> list[Path]:
+        return [*storage.glob(".raystate/compiled/*/used/[0-9]*.json")]
+
     thread = threading.Thread(target=fit, daemon=True)
     thread.start()
     try:
         first = said(2)
         wait_for(lambda: sum(map(_waits, _idle_trainers(first))) == 2, "processes that wait")
+        before = {*lists()}
         os.kill(next(one["pid"] for one in first if one["rank"] == 1), signal.SIGKILL)
         again = said(4)[2:]
+        # As if both nodes were replaced: they have none of this run's programs. Other runs of this user keep theirs.
+        wait_for(lambda: {path.name.split(".")[2] for path in {*lists()} - before} == {"0", "1"}, "what both ranks use in storage")
+        removed = 0
+        for path in storage.glob(".raystate/compiled/*/*.*"):
+            for held in beside.glob(f"raystate-programs-{os.getuid()}-*/{path.name.partition('.')[0]}{SUFFIX}"):
+                held.unlink()
+                removed += 1
+        os.kill(next(one["pid"] for one in again if one["rank"] == 0), signal.SIGKILL)
+        replaced = said(6)[4:]
     finally:
         (folder / "stop").touch()
         thread.join()
@@ -116,6 +131,8 @@ def test_a_restart_compiles_and_imports_nothing(
     assert all(one["asked"] and not one["restored"] for one in first), first
     assert all(one["restored"] for one in again), again
     assert [one["found"] for one in again] == [one["asked"] for one in again], again
+    assert removed and all(one["restored"] for one in replaced), replaced
+    assert [one["found"] for one in replaced] == [one["asked"] for one in replaced], replaced
     assert [one["imported"] for one in again] == [[], []]
     assert [one["ahead"] for one in first + again] == [[], [], ["grain.python", "optax"], ["grain.python", "optax"]]
     assert list(beside.glob(f"raystate-programs-{os.getuid()}-*/*{SUFFIX}"))
