@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jobs.striking import start_ray
@@ -52,6 +52,21 @@ def xla_flags(devices: int) -> str:
 def job_environment(devices: int) -> dict[str, str]:
     """Of a process with so many CPU devices."""
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": str(REPO)}
+
+
+def run_python(
+    *arguments: object,
+    code: int | None = 0,
+    timeout_s: float = PATIENCE_S,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """A Python with these arguments, to its end. Fails with what it said if its exit status is not `code`; None: any will do."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False, cwd=cwd, env=env
+    )
+    assert code in (None, done.returncode), f"exit status {done.returncode}: {done.stdout[-3000:]}{done.stderr[-5000:]}"
+    return done
 
 
 def run_job(

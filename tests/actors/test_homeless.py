@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 
 import pytest
 
-from tests.patience import PATIENCE_S
-from tests.processes import REPO
+from tests.processes import REPO, run_python
 
 # What it needs is loaded before: it may not be readable for that user.
 PROGRAM = """
@@ -51,11 +48,8 @@ def test_an_unknown_user_gets_the_real_reason(has_home: bool):
     """`Path.home()` raised in the place of what Ray had said."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as home:
         os.chmod(home, 0o555)
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, folder, home if has_home else ""],
-            cwd=folder, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        environment = {**os.environ, "PYTHONPATH": str(REPO)}
+        done = run_python("-c", PROGRAM, folder, home if has_home else "", cwd=folder, env=environment)
         assert "Ray could not be started: no port. " in done.stdout and "sum 3.0" in done.stdout
         assert has_home or "no such home directory" in done.stdout
         assert os.listdir(home) == []

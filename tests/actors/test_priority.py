@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.processes import run_python
 
 SCRIPT = """
 import os, sys
@@ -24,6 +23,4 @@ with ThreadPoolExecutor(1, initializer=give_way) as pool:
 @pytest.mark.parametrize(("given", "then"), [(0, 10), (15, 19)])
 def test_a_thread_gives_way_to_its_own_process(given: int, then: int, who: str):
     """Ray's workers, trainers among them, have niceness 15 unless it is told otherwise."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(given), who], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == then
+    assert int(run_python("-c", SCRIPT, given, who).stdout) == then

@@ -17,6 +17,7 @@ from raystate.runtime.host import stacks
 from raystate.runtime.host.doorbell import Hello
 from tests.arena.sets import open_loop
 from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 PROGRAM = """
 import sys, threading
@@ -105,8 +106,7 @@ print("alive")
 
 def test_a_programs_own_faulthandler_stays(tmp_path: Path):
     """It was replaced, and at the end unregistered: the next signal ended the process."""
-    done = subprocess.run([sys.executable, "-c", FAULTHANDLER, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    assert run_python("-c", FAULTHANDLER, tmp_path).stdout == "alive\n"
     assert "<module>" in (tmp_path / "mine").read_text()
 
 
@@ -134,8 +134,7 @@ print("alive")
 
 @pytest.mark.parametrize(("case", "said"), [("two managers", "alive\n"), ("a program's own", "mine\nalive\n")])
 def test_the_signal_ends_no_process(tmp_path: Path, case: str, said: str):
-    done = subprocess.run([sys.executable, "-c", TWO, str(tmp_path), case], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (done.returncode, done.stdout) == (0, said), done.stderr
+    assert run_python("-c", TWO, tmp_path, case).stdout == said
 
 
 @pytest.mark.parametrize("leaves", [True, False])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,7 @@ import pytest
 from raystate.actors import ray_discovery as whose_ray
 from raystate.cli.status import join_ray
 from raystate.core.formats.errors import ConfigError
-from tests.patience import PATIENCE_S
-from tests.processes import free_port
+from tests.processes import free_port, run_python
 
 ANOTHER = os.getuid() + 1
 
@@ -85,10 +82,7 @@ def test_a_script_beside_another_users_ray_starts_its_own_and_says_so(rays_port:
         print(ray.get_runtime_context().gcs_address)
         ray.shutdown()"""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    ran = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    ran = run_python("-c", script, env=environment)
     assert not ran.stdout.strip().endswith(f":{rays_port}")
     assert f"the Ray at 127.0.0.1:{rays_port} is of user" in ran.stderr
     assert f"RAY_ADDRESS=127.0.0.1:{rays_port}" in ran.stderr

@@ -7,7 +7,6 @@ import functools
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,15 @@ from raystate.reader.saving import save
 from raystate.storage import RunLog, StepFolder, Storage, open_storage
 from tests.cli.conftest import Command
 from tests.orbax.published import committed
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 from tests.record.a_record import play
 from tests.storage.backends import a_package
 
 
 def test_as_a_program(tmp_path: Path) -> None:
     """The others call it in their own process."""
-    command = [sys.executable, "-m", "raystate", "verify", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = run_python("-m", "raystate", "verify", tmp_path, code=2)
+    assert done.stdout == ""
     assert done.stderr.startswith("raystate: ")
     assert "has no step" in done.stderr
 

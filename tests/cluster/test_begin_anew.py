@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from raystate.storage import run_hash
 from tests.cluster.scripts import Script
 from tests.cluster.training import quiet_run_config, scaling, wait_for
 from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
@@ -40,10 +39,8 @@ def killed(ray_cluster: Any, run: Any, tmp_path: Path) -> None:
 
 
 def rm(ray_cluster: Any, storage: str, *more: str) -> tuple[int, str]:
-    ran = subprocess.run(
-        [sys.executable, "-m", "raystate", "rm", storage, "--yes", *more],
-        env={**os.environ, "RAY_ADDRESS": ray_cluster.address}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+    environment = {**os.environ, "RAY_ADDRESS": ray_cluster.address}
+    ran = run_python("-m", "raystate", "rm", storage, "--yes", *more, env=environment, code=None)
     return ran.returncode, ran.stdout + ran.stderr
 
 

@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +19,7 @@ from raystate.actors.naming import run_actors
 from raystate.storage import run_hash
 from raystate.storage.names import WORK
 from tests.cluster.training import REPO, quiet_run_config, scaling, wait_for
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("by_value")
 LAST = 6
@@ -152,16 +150,7 @@ def test_a_run_that_died_before_its_first_step_lets_go(ray_cluster: Any, make_ru
     name = run_hash(run.storage, run.run)
 
     def dies() -> None:
-        environment = {**os.environ, "PYTHONPATH": str(REPO)}
-        done = subprocess.run(
-            [sys.executable, "-c", DIES_EARLY, given],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+        run_python("-c", DIES_EARLY, given, env={**os.environ, "PYTHONPATH": str(REPO)}, code=-signal.SIGKILL)
 
     dies()
     shutil.rmtree(run.storage)

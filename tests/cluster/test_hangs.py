@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ import pytest
 
 import raystate
 from tests.cluster.training import REPO, Training
-from tests.patience import PATIENCE_S
-from tests.processes import job_environment
+from tests.processes import job_environment, run_python
 
 ASKS = """
 import sys, time
@@ -45,9 +42,6 @@ def test_a_run_that_gives_up_tells_where_it_hung(ray_cluster: Any, make_run: Any
 
 def test_a_loop_that_saves_rarely_and_asks_at_each_step_does_not_hang(ray_cluster: Any, make_run: Any) -> None:
     run = make_run()
-    done = subprocess.run(
-        [sys.executable, "-c", ASKS, run.storage, run.run, "6"], cwd=REPO, timeout=PATIENCE_S, check=False,
-        env={**job_environment(1), "RAY_ADDRESS": ray_cluster.address}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    environment = {**job_environment(1), "RAY_ADDRESS": ray_cluster.address}
+    run_python("-c", ASKS, run.storage, run.run, 6, cwd=REPO, env=environment)
     assert raystate.Reader(run.storage).latest_step() == 1

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 import raystate
 from raystate.observe.ledger import read_ledger
 from raystate.storage import open_storage, run_hash
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 REPO = Path(__file__).parents[2]
 AGENT_PORT = 52365  # Ray's own choice for what takes jobs, on each node
@@ -66,11 +64,8 @@ def test_a_stopped_job_leaves_its_newest_snapshot_and_nothing_else(make_run: Any
     with socket.socket() as another_ray:
         with contextlib.suppress(OSError):  # there is one on this machine
             another_ray.bind(("", AGENT_PORT))
-        done = subprocess.run(
-            [sys.executable, "-c", STOPS, str(tmp_path / "given.json"), str(out), run_hash(run.storage, run.run)],
-            capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=REPO, env=environment,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+        given = (tmp_path / "given.json", out, run_hash(run.storage, run.run))
+        done = run_python("-c", STOPS, *given, cwd=REPO, env=environment)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["status"] == "STOPPED"
     assert raystate.Reader(run.storage).latest_step() >= found["steps"] - 2

@@ -6,8 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,7 @@ from raystate.actors.naming import coordinator_name, find_hosts, host_name
 from raystate.manager import session as _session
 from raystate.storage import run_hash
 from tests.cluster.strikes import pid_of
-from tests.patience import PATIENCE_S
-from tests.processes import job_environment
+from tests.processes import job_environment, run_python
 
 
 def _state(step: int = 0) -> dict[str, Any]:
@@ -128,8 +125,5 @@ with raystate.StateManager(config) as manager:
 
 def test_a_script_that_leaves_ray_before_it_closes_is_told_so(tmp_path: Path) -> None:
     """save() said True, wait_until_finished() waited for minutes, and Ray was started anew for the question."""
-    environment = {**job_environment(1), "RAY_ADDRESS": "local"}
-    script = [sys.executable, "-c", LEAVES, str(tmp_path / "run")]
-    ended = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    run_python("-c", LEAVES, tmp_path / "run", env={**job_environment(1), "RAY_ADDRESS": "local"})
     assert raystate.Reader(tmp_path / "run").all_steps() == [1, 2]

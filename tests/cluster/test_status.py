@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,15 +12,14 @@ import raystate
 from raystate.actors.naming import run_actors
 from raystate.storage import run_hash
 from tests.cluster.training import wait_for
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 STATE = {"w": np.zeros(1000)}
 
 
 def status(*arguments: str, address: str) -> tuple[int, str, str]:
     environment = {**os.environ, "RAY_ADDRESS": address, "COLUMNS": "80", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "raystate", "status", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment)
+    done = run_python("-m", "raystate", "status", *arguments, code=None, env=environment)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr
 

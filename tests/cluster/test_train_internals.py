@@ -15,7 +15,6 @@ import pickle
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -59,6 +58,7 @@ from raystate.train import trainer as trainer_module
 from raystate.train.callback import RayTrainCallback
 from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
+from tests.processes import job_environment, run_python
 
 CONFIG = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
 
@@ -655,8 +655,7 @@ def test_a_process_that_waits_has_all_that_a_trainer_imports_and_no_devices() ->
         "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized();"
         "new = [name for name in set(sys.modules) - have if name.startswith('raystate')]; assert not new, new"
     )
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=PATIENCE_S)
+    run_python("-c", program, env=job_environment(1))
 
 
 def test_a_library_that_is_imported_ahead_initialises_no_devices() -> None:
@@ -668,8 +667,7 @@ def test_a_library_that_is_imported_ahead_initialises_no_devices() -> None:
         "    assert not xla_bridge.backends_are_initialized(), name\n"
         "    assert name in standby.imported_libraries(), name\n"
     )
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=PATIENCE_S)
+    run_python("-c", program, env=job_environment(1))
 
 
 def test_the_barrier_that_waits_is_the_next_groups_if_it_lives(ray_cluster: Any) -> None:

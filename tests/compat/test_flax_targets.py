@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from flax.training.train_state import TrainState
 
 import raystate
 from raystate.compat import flax_checkpoints as ours
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 STORED = {
     "complex": np.arange(3) * 1j,
@@ -130,7 +128,7 @@ def test_numbers_in_a_target_become_what_flax_makes_of_them(tmp_path: Path, like
 
 def test_without_flax_it_says_which_extra_is_needed():
     program = "import sys; sys.modules['flax'] = None; from raystate.compat import flax_checkpoints"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = run_python("-c", program, code=1)
     assert done.stderr.rstrip().endswith("raystate.compat.flax_checkpoints needs flax: pip install 'raystate[flax]'")
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["flax"][0].startswith("flax>=")

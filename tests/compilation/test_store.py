@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 from raystate.compilation import ProgramStore, node_folder
 from raystate.compilation import store as store_module
 from raystate.waits import ABANDONED_S
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 REPO = Path(__file__).parents[2]
 KEY = "jit_step-" + "a" * 64
@@ -152,10 +150,7 @@ print(store.put("large", bytes(5000)), store.put("small", bytes(500)), store.get
 
 
 def test_a_disk_that_takes_no_more_costs_only_the_program(tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=True, env={**os.environ, "PYTHONPATH": str(REPO)},
-    )  # fmt: skip
+    done = run_python("-c", FULL, tmp_path, env={**os.environ, "PYTHONPATH": str(REPO)})
     assert done.stdout.split() == ["False", "True", "None", "500"]
     assert "compiled programs are not kept" in done.stderr
     assert len(_files(tmp_path)) == 1  # nothing half written

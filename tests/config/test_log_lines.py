@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from raystate import log_lines
 from raystate.log_lines import OURS, SWITCH
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 SLOW = "<time> raystate: WARNING: too slow\n"
 NEWS = "<time> raystate: joined\n"
@@ -22,8 +20,7 @@ ON_ITS_OWN = "logging.getLogger('raystate').handlers.clear(); logging.getLogger(
 def said(program: str, **environment: str) -> str:
     """By a process, with each time of day as <time>."""
     env = {name: value for name, value in os.environ.items() if name not in (SWITCH, "RAY_DEDUP_LOGS_ALLOW_REGEX")} | environment
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=PATIENCE_S, check=True)
-    return re.sub(r"(?m)^\d\d:\d\d:\d\d ", "<time> ", ended.stderr)
+    return re.sub(r"(?m)^\d\d:\d\d:\d\d ", "<time> ", run_python("-c", program, env=env).stderr)
 
 
 @pytest.mark.parametrize(

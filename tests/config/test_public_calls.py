@@ -17,6 +17,7 @@ from raystate.core.formats.errors import ALL_ERRORS
 from raystate.log_lines import SWITCH
 from raystate.public_calls import public
 from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 CALLS = {
     "StateConfig": "raystate.StateConfig(storage='/nowhere', run='r', save_every_step=1)",
@@ -34,11 +35,7 @@ CALLS = {
 
 def complaint(program: str, **environment: str) -> str:
     env = {name: value for name, value in os.environ.items() if name != SWITCH} | environment
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=PATIENCE_S, check=False
-    )
-    assert ended.returncode == 1, ended.stderr
-    return ended.stderr
+    return run_python("-c", program, env=env, code=1).stderr
 
 
 @pytest.mark.parametrize("call", CALLS)

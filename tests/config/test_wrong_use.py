@@ -7,8 +7,6 @@ import dataclasses
 import functools
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +30,7 @@ from raystate.core.formats.errors import ConfigError, ReferenceMismatchError
 from raystate.manager import StateManager
 from raystate.train import launch
 from tests.model.world import Rank, World
-from tests.patience import PATIENCE_S
-from tests.processes import free_port
+from tests.processes import free_port, run_python
 
 REFERENCE = {"w": np.zeros(3), "b": np.zeros(2)}
 
@@ -361,7 +358,7 @@ def test_a_cluster_of_this_machine_gets_its_token(address: str, is_here: bool, t
                 own_ray.check_address()
             from ray._raylet import AuthenticationMode, get_authentication_mode
             print(os.environ.get("RAY_AUTH_MODE"), get_authentication_mode() == AuthenticationMode.TOKEN)"""
-        ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+        ran = run_python("-c", script, env=environment, code=None)
     assert ran.stdout.split() == (["token", "True"] if is_here else ["None", "False"]), ran.stderr
     assert "opt out" not in ran.stderr
 
@@ -392,7 +389,7 @@ def test_fit_and_the_callback_refuse_workers_that_cannot_share_the_batch():
 
 def test_a_wrong_name_needs_nothing_heavy():
     program = "import raystate, sys\ntry: raystate.Checkpointer\nexcept AttributeError: sys.exit(3 if 'jax' in sys.modules else 0)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == 0
+    run_python("-c", program)
 
 
 def test_settings_have_names() -> None:

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import raystate
 from raystate import waits
 from raystate.cli import app
 from tests.docs.running import REPO
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 
 def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
@@ -24,8 +23,7 @@ def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
     (line,) = re.findall(
         r"^docs:.*\n\t\$\(BIN\)/python (-m sphinx .*) docs build/docs \$\(ARGS\)$", (REPO / "Makefile").read_text(), re.M
     )
-    command = [sys.executable, *shlex.split(line), str(source), str(out)]
-    return subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return run_python(*shlex.split(line), source, out, code=None, cwd=REPO)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.testing.gcs import GcsControl, GcsServer
 from tests.gcs.raw import Raw
 from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 COMMAND = [sys.executable, "-m", "raystate.testing.gcs"]
 
@@ -37,7 +38,7 @@ def opened(pid: int | None) -> int:
 def run(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """The command in a fresh interpreter that first runs `before`."""
     program = f"{before}\nimport sys\nfrom raystate.testing.gcs.__main__ import main\nsys.exit(main({list(arguments)!r}))"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return run_python("-c", program, code=None)
 
 
 def test_servers_are_apart():

@@ -2,14 +2,13 @@
 
 import json
 import pkgutil
-import subprocess
 import sys
 
 import pytest
 
 import raystate
 import raystate.core
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 HEAVY = ("ray", "jax", "jaxlib", "numpy", "orbax", "tensorstore", "fsspec", "gcsfs", "pydantic", "yaml", "flax")
 
@@ -21,9 +20,7 @@ def loaded_after(statements: str) -> set[str]:
         f"{statements}\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in set(sys.modules) - before})))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    return set(json.loads(run_python("-c", program).stdout.splitlines()[-1]))
 
 
 def test_core_loads_nothing_but_the_standard_library():

@@ -6,13 +6,13 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,11 +123,7 @@ def test_what_a_target_runs_is_there(target: str, tmp_path: Path):
 
 @pytest.mark.parametrize("module", HELPFUL)
 def test_a_targets_module_helps(module: str):
-    done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "usage:" in done.stdout
+    assert "usage:" in run_python("-m", module, "--help", cwd=ROOT).stdout
 
 
 def test_no_test_is_left_out_of_ci(tmp_path: Path):
@@ -181,9 +177,7 @@ def test_clean_removes_what_was_made_and_nothing_else(tmp_path: Path):
 
 
 def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XLA_FLAGS": ""}
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return run_python("-m", "benchmarks", *arguments, code=None, cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""})
 
 
 def test_benchmarks_are_all_listed_and_help():

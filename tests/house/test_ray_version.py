@@ -6,8 +6,6 @@ import ast
 import importlib
 import logging
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 from ray._common.utils import get_default_ray_temp_dir
 
 from raystate.actors import ray_version
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 REPO = Path(__file__).parents[2]
 SOURCES = {path: ast.parse(path.read_text()) for path in (REPO / "raystate").rglob("*.py")}
@@ -58,7 +56,7 @@ def test_an_untested_version_is_named_once(monkeypatch: pytest.MonkeyPatch, capl
 )
 def test_a_ray_without_what_we_import_is_an_error_that_says_so(lacks: str, use: str):
     program = f"import sys, ray; sys.modules[{lacks!r}] = None\nimport raystate\n{use}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = run_python("-c", program, code=1)
     error = done.stderr.strip().splitlines()[-1]
     assert error.startswith("raystate.RaystateError: Ray 2.60"), done.stderr
     assert lacks in error

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 import raystate
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 REPO = Path(__file__).parents[2]
 
@@ -76,11 +75,9 @@ raystate.fit(train, {"storage": "x"})  # wrong
 
 def pyright(*arguments: str, cwd: Path) -> dict[str, Any]:
     """What pyright finds with this interpreter's packages and the raystate of this checkout."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", *arguments],
-        cwd=cwd, env={**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": str(cwd)},  # it leaves a folder in TMPDIR
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": str(cwd)}  # it leaves a folder in TMPDIR
+    given = ("--pythonpath", sys.executable, "--outputjson", *arguments)
+    done = run_python("-m", "pyright", *given, code=None, cwd=cwd, env=environment)
     assert done.stdout.lstrip().startswith("{"), done.stdout + done.stderr
     return json.loads(done.stdout)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from rich.console import Console
 
 from jobs.demo.view import ends_table, kills_table
 from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 
@@ -53,7 +52,5 @@ def test_the_tables_fit_80_columns_and_are_those_of_the_page():
 @pytest.mark.long
 def test_the_long_form_kills_twice_and_ends_equal() -> None:
     """As `make demo ARGS=--full`, with fewer steps: two jobs are submitted, each of two workers."""
-    command = [sys.executable, "-m", "jobs.demo", "--full", "--steps", "30"]
-    done = subprocess.run(command, cwd=PAGE.parents[1], capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-m", "jobs.demo", "--full", "--steps", 30, cwd=PAGE.parents[1], timeout_s=2 * PATIENCE_S)
     assert "everything held" in done.stdout

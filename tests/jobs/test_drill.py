@@ -7,8 +7,6 @@ import itertools
 import json
 import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +25,7 @@ from jobs.drill.strikes import limits
 from jobs.drill.table import KIND_NAMES, show
 from jobs.drill.watch import TooLate, phase_of
 from raystate.core.formats.errors import lost_steps
+from tests.processes import run_python
 
 CLOCK = Path(command.__file__).parent / "clock"
 
@@ -303,6 +302,5 @@ print(time.time() - first)
 """
     clock.write_bytes(struct.pack("d", 600.0))
     environment = {**os.environ, "RAYSTATE_DRILL_CLOCK": str(clock), "PYTHONPATH": str(CLOCK)}
-    command_line = [sys.executable, "-c", program.format(clock=str(clock))]
-    done = subprocess.run(command_line, env=environment, capture_output=True, text=True, check=True, timeout=300)
+    done = run_python("-c", program.format(clock=str(clock)), env=environment)
     assert -86400 - 600 <= float(done.stdout) < -86000 - 600

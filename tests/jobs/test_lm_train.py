@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from jobs.lm.config import Config, validate
 from jobs.lm.corpus import CorpusError
 from jobs.lm.plain import LastStep
 from tests.jobs.lm_fake_manager import FakeManager
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 
 def _config(**train: Any) -> Config:
@@ -111,5 +109,4 @@ def test_every_step_is_saved_with_its_own_loss() -> None:
 def test_the_driver_starts_light() -> None:
     """A mistake in the configuration is reported without loading jax or ray."""
     code = "import sys; import jobs.train_lm; print(sorted({'jax', 'ray', 'flax', 'grain'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code).stdout.strip() == "[]"

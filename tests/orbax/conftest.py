@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,13 @@ from typing import Any
 import pytest
 
 from raystate.reader import turns
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 
 def run_stock(program: str, asked: dict[str, Any]) -> dict[str, Any]:
     """What a program of this folder says, which knows nothing of raystate."""
     path = Path(__file__).with_name(program)
-    done = subprocess.run(
-        [sys.executable, path, json.dumps(asked)], capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_python(path, json.dumps(asked)).stdout.splitlines()[-1])
 
 
 @pytest.fixture

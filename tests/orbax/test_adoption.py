@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from raystate.storage import RunLog, StepFolder, Storage, visible_steps
 from raystate.storage.names import MARKER
 from tests.orbax.published import committed
 from tests.orbax.state_example import ARRAYS, array
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 from tests.storage.backends import claim, gcs_backend
 
 STOCK = """
@@ -68,7 +66,7 @@ def a_run(tmp_path: Path) -> Storage:
 
 
 def test_a_bucket_that_orbax_alone_wrote(bucket: Storage) -> None:
-    subprocess.run([sys.executable, "-c", STOCK, bucket.url], check=True, capture_output=True, timeout=PATIENCE_S)
+    run_python("-c", STOCK, bucket.url)
     assert visible_steps(bucket) == (3, 7)
     assert raystate.Reader(bucket.url).restore().state["w"].tolist() == np.full((5, 3), 7, np.float32).tolist()
     assert [(one.step, one.save) for one in claim(bucket).live] == [(3, None), (7, None)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from raystate.storage import RunLog, foreign_checkpoints, open_storage, why_empt
 from raystate.storage.names import log_name
 from raystate.transfer import import_steps, open_source
 from tests.orbax.published import publish
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 from tests.storage.backends import claim, gcs_backend
 
 STOCK = """
@@ -80,8 +78,7 @@ with v1.training.Checkpointer(root / "training") as checkpointer:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("stock")
-    done = subprocess.run([sys.executable, "-c", STOCK, str(root)], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python("-c", STOCK, root)
     return root
 
 

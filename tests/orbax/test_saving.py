@@ -9,8 +9,6 @@ import dataclasses
 import enum
 import gc
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import weakref
@@ -44,6 +42,7 @@ from raystate.reader import assembling, background, saving
 from tests.orbax.from_state import staged
 from tests.orbax.test_any_state import ONLY_STOCK_JAX, QUIET, check_there, elsewhere, plain, same, states, taken
 from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
 
@@ -493,15 +492,8 @@ raise SystemExit(3)
 
 @pytest.mark.parametrize("kind", ["done", "stuck"])
 def test_the_interpreters_exit(kind: str, tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, kind, str(tmp_path / "one")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = run_python("-c", AT_EXIT, kind, tmp_path / "one", code=3)
     assert done.stdout == "main is done\n", done.stderr
-    assert done.returncode == 3, done.stderr
     if kind == "stuck":
         assert "saving" in done.stderr and "given up" in done.stderr
         assert not (tmp_path / "one").exists()

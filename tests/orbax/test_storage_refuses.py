@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from raystate.orbax import kv
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import Storage, open_storage
 from raystate.testing.gcs import FaultRule, GcsServer
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 from tests.storage.backends import gcs_backend, gcs_server
 
 WHOLE = np.arange(100_000, dtype=np.float32)
@@ -165,10 +164,6 @@ os._exit(0)
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="knows the calls of Linux on x86-64")
 def test_no_error_of_a_file_system_is_damage(tmp_path: Path):
     raystate.save(tmp_path / "7", {"w": WHOLE})
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSED, str(tmp_path), *ERRNOS], capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+    found = json.loads(run_python("-c", REFUSED, tmp_path, *ERRNOS).stdout)
     assert len(found) == 2 * len(ERRNOS)
     assert {what: said for what, said in found.items() if not said.startswith("StorageError")} == {}

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import google_crc32c
@@ -17,7 +15,7 @@ from raystate.runtime.host.share import write_share
 from raystate.storage import open_storage, posix
 from tests.orbax.published import kv_base, pieces, state_tree
 from tests.orbax.state_example import ARRAYS, bits
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 
 def one(dtype: str = "float32", shape: tuple[int, ...] = (4, 2), chunk: tuple[int, ...] = (2, 2)) -> TreeSpec:
@@ -30,7 +28,7 @@ def test_importing_loads_neither_jax_nor_orbax():
         "import sys, raystate.orbax.writer, raystate.orbax.coverage, raystate.orbax.step_reader, raystate.orbax.merge;"
         "sys.exit(any(name.split('.')[0] in ('jax', 'jaxlib') or name.startswith('orbax') for name in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+    run_python("-c", code)
 
 
 def test_what_save_accepts_is_what_zarr3_can_hold():
@@ -135,10 +133,7 @@ print(Layout(trees=(tree,), pieces=pieces).write_buffer_bytes, max(peak - before
 
 @pytest.mark.parametrize("chunk", ["256x4096", "1024x1024"])
 def test_writing_takes_the_memory_that_is_counted_for_it(tmp_path: Path, chunk: str):
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path), chunk], capture_output=True, text=True, timeout=PATIENCE_S, check=True
-    )
-    counted, taken, written = map(int, done.stdout.split())
+    counted, taken, written = map(int, run_python("-c", MEASURE, tmp_path, chunk).stdout.split())
     assert counted == (0 if chunk == "256x4096" else written)
     assert taken < counted + written // 4, f"{taken} bytes, {counted} were counted"
     assert taken > counted - written // 4, "less than is counted: count less"

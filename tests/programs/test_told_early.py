@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
-from tests.patience import PATIENCE_S
-from tests.processes import REPO, job_environment
+from tests.processes import REPO, job_environment, run_python
 from tests.programs.running import Place
 from tests.programs.small import BATCHES, EPOCHS
 
@@ -24,9 +21,9 @@ def start(ray_address: str, place: Callable[[str], Place]) -> Start:
 
     def run(program: str, where: str, dies_after: int = 0) -> tuple[int, str]:
         at = places[where] = places.get(where) or place(where)
-        command = [sys.executable, "-m", "tests.programs.small", program, at.storage, at.run, str(dies_after)]
         environment = {**job_environment(1), "RAY_ADDRESS": ray_address}
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, env=environment, timeout=PATIENCE_S, check=False)
+        given = (program, at.storage, at.run, dies_after)
+        done = run_python("-m", "tests.programs.small", *given, code=None, cwd=REPO, env=environment)
         return done.returncode, done.stdout + done.stderr
 
     return run

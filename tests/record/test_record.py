@@ -7,8 +7,6 @@ import itertools
 import json
 import logging
 import os
-import subprocess
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -24,6 +22,7 @@ from raystate.observe.record import AttemptRecord, Record, Recorder, read_record
 from raystate.observe.record_codec import KINDS, UnknownMessageError, decode, encode
 from raystate.storage import open_storage
 from tests.patience import PATIENCE_S
+from tests.processes import run_python
 from tests.record.a_record import play, recorded
 from tests.sim import simulate
 
@@ -150,15 +149,8 @@ def test_another_process_decides_the_same(tmp_path: Path) -> None:
     )
     count = sum(len(one.records) for one in read_record(tmp_path / "record"))
     for hash_seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / "record")],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        )
-        assert int(done.stdout) == count
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        assert int(run_python("-c", code, tmp_path / "record", env=environment).stdout) == count
 
 
 def test_a_machine_prints_its_state(tmp_path: Path) -> None:

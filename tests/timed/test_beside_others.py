@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.patience import PATIENCE_S
+from tests.processes import run_python
 
 REPO = Path(__file__).parents[2]
 # What tests/conftest.py sets for the other layers' sake. At niceness 0 Ray's workers take the cores from the loop that is measured.
@@ -20,11 +19,7 @@ SMALL = ["--state-mib", "128", "--step-s", "0.1", "--rounds", "2", "--skip-every
 def measured(*command: str, **environment: str) -> Any:
     """What a benchmark prints as JSON. It chooses its devices, and compiles as users' jobs do."""
     users = {name: value for name, value in os.environ.items() if name not in NOT_USERS}
-    done = subprocess.run(
-        [sys.executable, *command, "--json"],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=REPO, env={**users, **environment},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_python(*command, "--json", cwd=REPO, env={**users, **environment})
     return json.loads(done.stdout.splitlines()[-1])
 
 
