@@ -35,7 +35,7 @@ from tests.damage.damages import FIRST
 from tests.storage.attempt import Attempt
 from tests.storage.backends import a_package
 
-SEEDS, CHUNK = 2000, 125
+SEEDS, CHUNK = 2000 if os.environ.get("RAYSTATE_ALL") else 750, 125
 RETIRED, STEPS, NEXT = 2, (4, 6, 8), 10
 TREE = {"w": np.ones(3)}
 

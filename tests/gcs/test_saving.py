@@ -35,7 +35,7 @@ def test_in_a_bucket(bucket: str, server: GcsServer):
 
 
 @pytest.mark.parametrize("mode", ["corrupt", "reset_after_commit"])
-@pytest.mark.parametrize("overwrite", [False, pytest.param(True, marks=pytest.mark.more)])
+@pytest.mark.parametrize("overwrite", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_one_fault_of_any_request_costs_no_save(bucket: str, server: GcsServer, mode: str, overwrite: bool):
     """A lost answer of a writer's manifest, and a damaged download of the merge, ended it."""
     for number in itertools.count():
