@@ -24,8 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.device.staging import OTHERS, Staging  # noqa: E402
 from benchmarks.side.figures import OFF, Figures, Teller, table  # noqa: E402
+from benchmarks.side.savers import OTHERS  # noqa: E402
 from benchmarks.side.states import Case  # noqa: E402
 
 
@@ -138,6 +138,8 @@ def one(args: argparse.Namespace) -> int:
 
             kill(tell, quick=quick, gpu=args.gpu)
         else:
+            from benchmarks.device.staging import Staging
+
             case = next(part.case for part in (QUICK if quick else PARTS) if part.name == name)
             assert case is not None
             Staging(tell, case, step_s=0.02 if quick else args.step_s, quick=quick).run(Path(folder), args.pinned_gb_s)

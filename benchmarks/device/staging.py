@@ -6,7 +6,6 @@ import shutil
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,12 @@ import numpy as np
 from benchmarks.device.here import has
 from benchmarks.device.slots import Snapshots, slots_of
 from benchmarks.side.figures import Teller
-from benchmarks.side.savers import OURS, OrbaxManager, OrbaxV1, Saver, Stored
+from benchmarks.side.savers import OTHERS, OURS, STORED, Saver, Stored
 from benchmarks.side.states import Case, Work
 
 MOST_SLOTS = 3  # as many as a trainer has by default
 LEAST_S = 15  # to free the slots and the pinned pool takes seconds, too
 SPARE_BYTES = 4 << 30  # of the machine's memory, for everything else
-STORED = "raystate.save_async"
-OTHERS: dict[str, tuple[Callable[[Path], Saver], str]] = {  # name -> (what makes it, the package that it needs)
-    "Orbax v0": (lambda folder: OrbaxManager(folder, keep=1), "orbax.checkpoint"),
-    "Orbax v1": (lambda folder: OrbaxV1(folder, keep=1), "orbax.checkpoint"),
-    STORED: (Stored, "pydantic"),
-}
 
 
 class Staging:

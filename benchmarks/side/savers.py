@@ -171,3 +171,10 @@ SAVERS: dict[str, Callable[[Path | str], Saver]] = {
     "Orbax v1": OrbaxV1,
     "Orbax v1, uncompressed": lambda folder: OrbaxV1(folder, compress=False),
 }
+# Beside an accelerator, where there may be no Ray.
+STORED = "raystate.save_async"
+OTHERS: dict[str, tuple[Callable[[Path], Saver], str]] = {  # name -> (what makes it, the package that it needs)
+    "Orbax v0": (lambda folder: OrbaxManager(folder, keep=1), "orbax.checkpoint"),
+    "Orbax v1": (lambda folder: OrbaxV1(folder, keep=1), "orbax.checkpoint"),
+    STORED: (Stored, "pydantic"),
+}
