@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from etils import epath
-from rich.progress import TaskID
 
 from jobs.demo.cluster import NODES, START_TIMEOUT_S, DemoFailed, free_port, local_bucket, local_cluster
 from jobs.demo.runs import JOB_TIMEOUT_S, SHORT, WORKERS, Job, Processes, Run, Submission, settings, wait_for
@@ -110,31 +109,31 @@ def tier_of(run: Run) -> str:
 
 
 class Demo:
-    """Runs, their bars, and what is said of them, with the seconds since the start."""
+    """Runs, and what is said of them, with the seconds since the start."""
 
     def __init__(self, args: argparse.Namespace, view: View, folder: Path):
         self.args, self.view, self.folder = args, view, folder
         self.steps = args.steps or (load(args.config, []).train.steps if args.full else SHORT["train.steps"])
         self._began_s = time.monotonic()
-        self._started: list[tuple[Run, Job, TaskID]] = []
+        self._started: list[tuple[Run, Job]] = []
 
     def say(self, what: str) -> None:
         self.view.say(f"[dim]{time.monotonic() - self._began_s:4.0f} s[/]  {what}")
 
     def started(self, run: Run, job: Job) -> Run:
-        self._started.append((run, job, self.view.bar(run.name, self.steps)))
+        self._started.append((run, job))
         return run
 
     def wait(self, condition: Callable[[], Any], what: str) -> None:
-        """Until it holds. The bars move meanwhile, and a run that fails ends it."""
+        """Until it holds. How far the runs are is told meanwhile, and a run that fails ends it."""
 
         def look() -> Any:
-            for run, _, bar in self._started:
-                self.view.move(bar, run.newest_step())
+            for run, _ in self._started:
+                self.view.move(run.name, run.newest_step(), self.steps)
             return condition()
 
         def check() -> None:
-            for _, job, _ in self._started:
+            for _, job in self._started:
                 job.check()
 
         wait_for(look, what, JOB_TIMEOUT_S, check)
@@ -153,9 +152,7 @@ class Demo:
 
     def finish(self, run: Run) -> None:
         self.wait(lambda: run.newest_step() >= self.steps and run.has_ended(), "end of the training")
-        job, bar = next((job, bar) for each, job, bar in self._started if each is run)
-        self.view.end(bar)
-        job.finish()
+        next(job for each, job in self._started if each is run).finish()
         self.say(f"{run.name}: all {self.steps} steps")
 
 
@@ -208,7 +205,6 @@ def run_demo(args: argparse.Namespace, view: View) -> None:
         with contextlib.ExitStack() as stack:
             bucket = stack.enter_context(local_bucket(demo.say)) if args.gcs else None
             calm, rough, kills = (full if args.full else short)(demo, stack, bucket)
-            view.stop_bars()
             show(view, calm, rough, kills, full=args.full)
             view.say()
             demo.say(f"everything held; the story of the run that was killed: {REPORT}")
@@ -296,8 +292,7 @@ def main() -> int:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     view = View()
     try:
-        with view:
-            run_demo(args, view)
+        run_demo(args, view)
     except DemoFailed as error:
         view.say(f"[bold red]It did not hold:[/] {error}")
         return 1

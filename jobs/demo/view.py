@@ -1,14 +1,12 @@
-"""What the demo shows a person: bars in a terminal, plain lines in a log, tables at the end."""
+"""What the demo shows a person: a line at each quarter of a run, tables at the end, and a picture of it all."""
 
 from __future__ import annotations
 
 import io
 import re
 from pathlib import Path
-from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 
@@ -19,54 +17,26 @@ Struck = tuple[str, int, str, int, float, int]
 
 
 class View:
-    """Lines, and in a terminal a bar for each run that moves below them."""
+    """Lines, on the terminal or in a log, and in a picture."""
 
     def __init__(self) -> None:
         self.console = Console()
         if not self.console.is_terminal:
             self.console.width = WIDTH
         self._picture = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-        columns = (
-            TextColumn("{task.description:<14}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps"),
-            TimeElapsedColumn(),
-        )
-        self._bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
-        self._quarters: dict[TaskID, int] = {}  # of each bar, that a log was told of
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop_bars()
+        self._quarters: dict[str, int] = {}  # of each run, that were told
 
     def say(self, *what: object) -> None:
-        """Print lines or tables, above the bars."""
+        """Print lines or tables."""
         for console in (self.console, self._picture):
             console.print(*what, highlight=False)
 
-    def bar(self, name: str, steps: int) -> TaskID:
-        return self._bars.add_task(name, total=steps)
-
-    def move(self, bar: TaskID, step: int) -> None:
-        """A log gets a line at each quarter instead."""
-        self._bars.update(bar, completed=step)
-        task = self._bars.tasks[bar]
-        quarter = 4 * step // int(task.total or 1)
-        if not self.console.is_terminal and self._quarters.get(bar, 0) < quarter < 4:
-            self._quarters[bar] = quarter
-            self.console.print(f"        {task.description}: step {step} of {task.total}", highlight=False)
-
-    def end(self, bar: TaskID) -> None:
-        """The run of a bar has ended: its time stands."""
-        self._bars.stop_task(bar)
-
-    def stop_bars(self) -> None:
-        """They stay where they are; what is said from now on follows them."""
-        self._bars.stop()
+    def move(self, name: str, step: int, steps: int) -> None:
+        """A run has come so far. The picture is spared this."""
+        quarter = 4 * step // steps
+        if self._quarters.get(name, 0) < quarter < 4:
+            self._quarters[name] = quarter
+            self.console.print(f"        {name}: step {step} of {steps}", highlight=False)
 
     def save_svg(self, path: Path) -> None:
         """All that was said, as it looks in a light terminal, and beside it in a dark one.
