@@ -30,7 +30,7 @@ from raystate.core.launcher.elastic import Newest, Sizes
 from raystate.machine.own_time import own_time
 from raystate.observe.slow import SlowLine
 from raystate.storage import run_hash
-from raystate.train import bundles, endings, nodes, telling
+from raystate.train import bundles, devices, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups
 from raystate.train.launched_group import LaunchedGroup
 from raystate.train.node_choice import NodeChoice
@@ -126,6 +126,8 @@ class RayTrainCallback(_Callback):
 
     def after_init_train_context(self) -> None:
         endings.prepare_worker()
+        if is_tested():
+            devices.prepare_worker()
         nodes.reach_directly()
         context = get_context()
         launch_context.set_context(

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2._internal import constants
 from ray.train.v2._internal.callbacks import datasets, placement_group_callback, preemption_callback
@@ -52,7 +53,7 @@ from raystate.config.state_config import StateConfig
 from raystate.core.launcher.elastic import Sizes
 from raystate.machine.sigterm import Sigterm, Stopped
 from raystate.observe.ends import End, Told
-from raystate.train import bundles, elastic, endings, group_actors, jax_backend, launch, nodes, standby, telling
+from raystate.train import bundles, devices, elastic, endings, group_actors, jax_backend, launch, nodes, standby, telling
 from raystate.train import callback as callback_module
 from raystate.train import trainer as trainer_module
 from raystate.train.callback import RayTrainCallback
@@ -385,6 +386,22 @@ def test_rays_jax_setup_names_rank_0s_address(monkeypatch: pytest.MonkeyPatch) -
     assert asked[1][2][jax_backend._ADDRESS] == "localhost:1234"
 
 
+def test_a_worker_finds_our_function_under_the_name_of_rays_jax_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sends it by name. The worker's own GPUs are set behind it, where JAX runs on them; on real workers: tests/gpu."""
+    setup = devices.jax_setup
+    shown: list[str] = []
+    monkeypatch.setattr(setup, "_setup_jax_distributed_environment", setup._setup_jax_distributed_environment)
+    sent = pickle.dumps(setup._setup_jax_distributed_environment)
+    monkeypatch.setattr(setup, "_setup_jax_distributed_environment", lambda: shown.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    devices.prepare_worker()
+    for platforms, own, after in (("cuda,cpu", ["2", "5"], "2,5"), ("cuda", [], "0,1"), ("cpu", ["2"], "0,1"), ("", ["2"], "0,1")):
+        monkeypatch.setattr(devices, "given", lambda own=own: own)
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        pickle.loads(sent)()
+        assert (shown.pop(), os.environ["CUDA_VISIBLE_DEVICES"]) == ("0,1", after)
+
+
 def test_waiting_for_a_listener() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -441,7 +458,6 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
     """The poll interval is read after the callbacks are unpickled; the ScalingConfig we change is the one that places workers."""
     import sys
 
-    from ray import cloudpickle
     from ray.train import ScalingConfig
     from ray.train.v2.jax import JaxTrainer
 
