@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from raystate.core.formats.errors import ConfigError
@@ -13,6 +14,14 @@ for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[_letter + "i"] = 1024**_power
     _UNITS[_letter + "b"] = 1000**_power
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-z%]*)\s*$", re.IGNORECASE)
+
+
+def parse_share(value: object) -> object:
+    """ "3%" is 0.03. What is no percentage stays as it is."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        with contextlib.suppress(ValueError):
+            return float(value.strip()[:-1]) / 100
+    return value
 
 
 def parse_memory(value: str | int, *, total_bytes: int | None = None, field: str = "host_memory") -> int:

@@ -15,10 +15,10 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Protocol, Self, cast, runtime_checkable
 
 import pydantic
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from raystate.arena.files import check_arena_dir
-from raystate.arena.sizes import parse_memory
+from raystate.arena.sizes import parse_memory, parse_share
 from raystate.config.errors import by_name, config_error, contradiction, one_of_all, plain, refuse_unknown
 from raystate.config.rehearsing import redirected
 from raystate.core.formats.errors import ConfigError
@@ -47,8 +47,13 @@ if TYPE_CHECKING:
         def __get__(self, owner: object, kind: object, /) -> str | None: ...
         def __set__(self, owner: object, value: str | os.PathLike[str] | None, /) -> None: ...
 
+    class _Share:
+        def __get__(self, owner: object, kind: object, /) -> float: ...
+        def __set__(self, owner: object, value: str | float, /) -> None: ...
+
 else:
     _Text, _TextOrNone = str, str | None
+    _Share = Annotated[float, Field(gt=0, lt=1), BeforeValidator(parse_share)]
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -87,7 +92,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             item than its restore asks for, and an object's address in an iterator's state, such as `<Source object at 0x7f…>`.
             Leaves and items that a restart would leave out are a warning. "warn": warn of all of it. "off": don't look.
         snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: only steps that become
-            durable.
+            durable. None: as few as `save_overhead` allows, by what snapshots cost the steps, measured; the log says how many. Below
+            eight, one snapshot of eight is left out, so that there are undisturbed steps.
+        save_overhead: with that None, the share of the training's time that snapshots may cost: `"3%"`, or 0.03.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (raystate fills one and keeps one).
         replicas: copies of each host's snapshots in the memory of other hosts, in other failure domains where there are any; 0: none.
             With 1 the loss of a node costs no step that has its copies, with 2 the loss of two nodes at once, and so on. Each takes
@@ -147,7 +154,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     check_saves: Literal["error", "warn", "off"] = "error"
 
-    snapshot_every_steps: NaturalInt = 1
+    snapshot_every_steps: NaturalInt | None = None
+    save_overhead: _Share = cast("Any", 0.03)
     snapshot_slots: Annotated[int, Field(ge=2)] = 3
     replicas: NaturalInt = 1
     domain_labels: tuple[str, ...] = ("ray.io/tpu-slice-name",)

@@ -95,6 +95,11 @@ class SaveCheck:
             outlines = {name: _outline_of_item(item) for name, item in (items or {}).items()}
             self._asked = _outline(reference), outlines, options
 
+    @property
+    def has_looked(self) -> bool:
+        """Whether a save was looked at since the last restore: one that keeps nothing need not be, then."""
+        return self._looked_at[0] is not None or self._mode == "off"
+
     def saved(self, step: int) -> None:
         """A save was accepted."""
         if not self.restores:

@@ -112,7 +112,6 @@ class Departure:
     def is_saving(self) -> bool:
         """Whether a promise is neither durable nor known to be lost. The Coordinator is asked only where one may be, and seldom."""
         session = self._session
-        self._pipeline.show_life()
         promised, lost = self._pipeline.promises()
         if not {*promised, *lost} - self._decided:
             return False

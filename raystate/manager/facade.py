@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from raystate.config.hints import KnowsOthers
 from raystate.config.state_config import StateConfig, check_config
 from raystate.core.formats.errors import ConfigError, Interrupted, RaystateError, StorageError, lost_steps
 from raystate.core.formats.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled
+from raystate.manager.cadence import Cadence
 from raystate.manager.calls import alone
 from raystate.manager.ending import Departure
 from raystate.manager.fresh import abstract_state
@@ -66,8 +68,9 @@ class StateManager(KnowsOthers):
         link.enter(takeover=takeover)
         self._session = Session(link, config, rank=rank, world=world, group=group)
         self._pipeline = Pipeline(self._session)
+        self._cadence = Cadence(config, self._session, self._pipeline)
         self._last = NewestSave(self._pipeline)
-        self._durable = DurableSteps(self._session, self._pipeline.show_life)
+        self._durable = DurableSteps(self._session, self._cadence.show_life)
         self._restoring = Restoring(self._session, self._pipeline, self._storage, self._settled)
         self._ranking = Ranking(config, rank)
         self._events = RunEvents(self._storage.url, rank=rank)
@@ -232,24 +235,26 @@ class StateManager(KnowsOthers):
         """
         self._check_open()
         began_s = time.time()
+        step = check_step(step)
+        self._cadence.called(step, state)
+        passes = self._cadence.passes(step, force=force)
         given = SaveArguments(
-            step=check_step(step),
+            step=step,
             state=state,
             metrics=hold_metrics(check_metrics(metrics)),
             custom=check_custom(custom),
-            items=self._last.pack(items, check_step(step), force=force),
+            items=self._last.pack(items, passes=passes),
         )
-        kept = given.kept()
-
-        decision = self._pipeline.save(given, force=force, decided=lambda decision: self._last.decided(decision, kept))
+        decided = functools.partial(self._last.decided, given.kept())
+        decision = self._cadence.pass_by(step, decided) if passes else self._pipeline.save(given, force=force, decided=decided)
         count_save()
-        if decision.promised:
+        if decision is not None and decision.promised:
             self._events.saved(given.step, began_s, self._pipeline.data_bytes)
             self._ranking.look(given)
         self._events.durable(self._durable.told())
-        if decision.stop:
+        if decision is not None and decision.stop:
             raise self._interrupt(decision.reason)
-        return decision.promised
+        return decision is not None and decision.promised
 
     def _interrupt(self, reason: str) -> Interrupted:
         """The training ends here, with this step durable; steps that storage has lost are named, and make no failure of it."""
@@ -264,7 +269,7 @@ class StateManager(KnowsOthers):
 
     def should_save(self, step: int) -> bool:
         """Whether `save(step)` would make the step durable by the step rule."""
-        self._pipeline.show_life()
+        self._cadence.show_life()
         with self._pipeline.lock:
             return self._pipeline.machine.would_be_durable(check_step(step))
 
@@ -313,7 +318,7 @@ class StateManager(KnowsOthers):
 
     def check_for_errors(self) -> None:
         """Raise StorageError if a due step could not be made durable since the last durable one."""
-        self._pipeline.show_life()
+        self._cadence.show_life()
         if error := lost_steps((*self._pipeline.errors, *self._session.save_errors())):
             raise error
 
@@ -324,6 +329,7 @@ class StateManager(KnowsOthers):
         does not mean that all went well: `wait_until_finished` names what was lost, and it has a deadline.
         """
         self._check_open()
+        self._cadence.show_life()
         return self._ending.is_saving()
 
     @alone

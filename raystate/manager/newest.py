@@ -20,7 +20,7 @@ from raystate.core.formats.messages import RestoreSettled
 from raystate.core.trainer.save_decision import SaveDecision
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
-from raystate.manager.staging import SaveArguments
+from raystate.manager.staging import KeptArguments, SaveArguments
 from raystate.reader import Reader, StepMetadata
 
 logger = logging.getLogger("raystate")
@@ -34,27 +34,26 @@ class NewestSave:
 
     def __init__(self, pipeline: Pipeline):
         self._pipeline = pipeline
-        self._given: SaveArguments | None = None
+        self._given: KeptArguments | None = None
         self.largest: float = LARGE_BYTES
         self._large: frozenset[str] = frozenset()  # items whose state was large when it was read last
 
-    def pack(self, items: Mapping[str, Any] | None, step: int, *, force: bool) -> PackedItems:
+    def pack(self, items: Mapping[str, Any] | None, *, passes: bool) -> PackedItems:
         """The items of a save. Of a step that isn't captured, what is small is read all the same: it may become the last one."""
-        with self._pipeline.lock:
-            leave = frozenset() if self._pipeline.may_keep(step, force=force) else self._large
+        leave = self._large if passes else frozenset[str]()
         packed = pack_items(items, process_index=self._pipeline.machine.rank, leave=leave)
         sizes = {name: len(state) for name, state in packed.iterators.items()}
         sizes |= {name: sum(map(len, files.values())) for name, files in packed.files.items()}
         self._large = frozenset(name for name, size in sizes.items() if size > self.largest or name in packed.unread)
         return packed
 
-    def decided(self, decision: SaveDecision, given: SaveArguments) -> None:
-        """Take note of a save and its decision. `given`: from `SaveArguments.kept`."""
-        if not decision.ignored:
+    def decided(self, given: KeptArguments, decision: SaveDecision | None) -> None:
+        """Take note of a save and its decision; None: it keeps nothing."""
+        if decision is None or not decision.ignored:
             self._given = given
-            if decision.action == "skip":
+            if decision is not None and decision.action == "skip":
                 self._pipeline.keep_skipped(given)
-        elif (machine := self._pipeline.machine).is_safe and machine.rank == 0 and (given.metrics or given.custom is not None):
+        elif (machine := self._pipeline.machine).is_safe and machine.rank == 0 and given.has_words:
             logger.warning("%s: the metrics and custom values of this save() come too late", decision.reason)
 
     def forget(self) -> None:
@@ -79,13 +78,12 @@ class NewestSave:
         with self._pipeline.lock:
             if self._pipeline.machine.is_safe:
                 return  # it is promised: durable or on its way, or close() says why not
-        if any(
-            isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree_util.tree_leaves((last.state, last.items.trees))
-        ):
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in last.leaves):
             logger.warning("step %d was donated after its save: the newest snapshot is the last step", last.step)
             return
         self._pipeline.drain()  # nothing is in a hurry any more: no earlier durable step has to give way
-        self._pipeline.save(dataclasses.replace(last, items=last.items.read()), force=True)
+        given = last.again()
+        self._pipeline.save(dataclasses.replace(given, items=given.items.read()), force=True)
 
 
 class Ranking:

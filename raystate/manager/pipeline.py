@@ -23,10 +23,10 @@ from raystate.manager.pace import AgreedStep, StoragePace, not_copied, wait_for,
 from raystate.manager.room import Room, SlotNeed
 from raystate.manager.session import Session
 from raystate.manager.skipped import SkippedStep
-from raystate.manager.staging import Job, LatePromise, SaveArguments, StepCopy, keep
+from raystate.manager.staging import Job, KeptArguments, LatePromise, SaveArguments, StepCopy, keep
 from raystate.orbax.save_policies import due_by_step
 from raystate.restored import STATE
-from raystate.waits import LOOK_EVERY_S, MOMENT_S, QUICK_ANSWER_S
+from raystate.waits import MOMENT_S, QUICK_ANSWER_S
 
 logger = logging.getLogger("raystate")
 
@@ -60,7 +60,6 @@ class Pipeline:
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
         self._jobs: deque[Job] = deque()
         self._running: Job | None = None
-        self._silent_until_s = 0.0
         self._skipped = SkippedStep()
         self._pauses: set[object] = set()  # of those that want that nothing begins
         self._pace = StoragePace(session)
@@ -80,10 +79,12 @@ class Pipeline:
             options=self._session.config.write_options,
         )
 
-    def may_keep(self, step: int, *, force: bool) -> bool:
-        """Whether save(step) may keep the step's bytes; if not, it surely keeps none."""
-        word = self._session.words.host_word()
-        return self.machine.may_keep(step, force=force, interval=1 if word is None else word.interval)
+    def pass_by(self, step: int) -> None:
+        """A save has kept nothing."""
+        self._session.refuse_unfinished_restore()
+        self._session.refuse_left("save(): the step was not saved")
+        self.machine.pass_by(step)
+        self._skipped.forget()
 
     @property
     def data_bytes(self) -> int:
@@ -137,6 +138,7 @@ class Pipeline:
                 if decision.action in ("stage", "hold"):
                     described = described or self.describe(given.state, given.items)
                     job = keep(given, described, self._ways, self._session, decision.slot, promised=decision.promised)
+                    self.machine.times.snapshotted()
                 elif decision.action == "promise":
                     job = LatePromise(SnapshotId(self.machine.lineage, given.step), decision.slot, given.metrics, given.custom)
                 is_kept = True
@@ -166,7 +168,7 @@ class Pipeline:
             decided(decision)
         self._session.write_word(decision.word)
 
-    def keep_skipped(self, given: SaveArguments) -> None:
+    def keep_skipped(self, given: KeptArguments) -> None:
         """save() found no slot for this step, the newest: one may come while the training thread does something else."""
         with self.lock:
             if self.machine.slots.late == given.step:
@@ -181,6 +183,7 @@ class Pipeline:
         try:
             described = self.describe(given.state, given.items)
             self._jobs.append(keep(given, described, self._ways, self._session, taken[0], promised=False))
+            self.machine.times.snapshotted()
         except Exception:  # it was donated before a slot came
             self.machine.released(taken[0])
             self._session.write_word(self.machine.word())
@@ -376,12 +379,6 @@ class Pipeline:
         """Write the machine's word."""
         with self.lock:
             self._session.write_word(self.machine.word())
-
-    def show_life(self) -> None:
-        """Any call is a sign of life for the hang watch: a word, if it is a while since the last."""
-        if not self._session.is_over and (now_s := self._session.link.clock()) >= self._silent_until_s:
-            self._silent_until_s = now_s + LOOK_EVERY_S
-            self.speak()
 
     def close(self) -> None:
         """End the background turn: finish copies that have a slot; give up steps without one."""

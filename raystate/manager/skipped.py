@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from raystate.manager.staging import SaveArguments
+from raystate.manager.staging import KeptArguments, SaveArguments
 from raystate.waits import SAVES_PAUSE_S
 
 
@@ -17,13 +17,13 @@ class SkippedStep:
     """What `save` was given. A loop that goes on replaces or forgets it; its arrays may be donated at any moment."""
 
     def __init__(self) -> None:
-        self._given: SaveArguments | None = None
+        self._given: KeptArguments | None = None
         self._due_s = 0.0
 
-    def keep(self, given: SaveArguments, now_s: float) -> None:
-        """Of the training thread. `given`: from `SaveArguments.kept`."""
+    def keep(self, given: KeptArguments, now_s: float) -> None:
+        """Of the training thread."""
         if jax.local_device_count() > 1:
-            for leaf in jax.tree_util.tree_leaves((given.state, given.items.trees)):
+            for leaf in given.leaves:
                 _take_apart(leaf)
         self._given, self._due_s = given, now_s + SAVES_PAUSE_S
 
@@ -34,7 +34,7 @@ class SkippedStep:
     def due(self, step: int | None, now_s: float) -> SaveArguments | None:
         """It, if it is that step and no save has come for a while."""
         given = self._given
-        return given if given is not None and given.step == step and now_s >= self._due_s else None
+        return given.again() if given is not None and given.step == step and now_s >= self._due_s else None
 
 
 def _take_apart(leaf: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -37,17 +36,46 @@ class SaveArguments:
     metrics: Mapping[str, Any]
     custom: Any
 
-    def kept(self) -> SaveArguments:
-        """The same for later: the caller may change its containers and numpy arrays. jax.Arrays
-        don't change.
+    def kept(self) -> KeptArguments:
+        """The same for later.
 
         Raises:
             ConfigError: jax can't flatten a tree.
         """
         leaves, structure = flatten_trees({STATE: self.state, **self.items.trees})
-        trees = structure.unflatten(map(_own, leaves))
+        if any(issubclass(kind, np.ndarray) for kind in set(map(type, leaves))):
+            leaves = [*map(_own, leaves)]
+        return KeptArguments(self, leaves, structure)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptArguments:
+    """What one `save` was given, as it was: the caller may change its containers and numpy arrays. jax.Arrays don't change."""
+
+    _given: SaveArguments
+    leaves: list[Any]
+    _structure: Any
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        return self._given.step
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """As they were given: numbers, or 0-d arrays."""
+        return self._given.metrics
+
+    @property
+    def has_words(self) -> bool:
+        """Whether it has metrics or custom values."""
+        return bool(self._given.metrics) or self._given.custom is not None
+
+    def again(self) -> SaveArguments:
+        """For a save of it."""
+        trees = self._structure.unflatten(self.leaves)
         state = trees.pop(STATE)
-        return dataclasses.replace(self, state=state, items=dataclasses.replace(self.items, trees=trees))
+        return replace(self._given, state=state, items=replace(self._given.items, trees=trees))
 
 
 @dataclass(eq=False, kw_only=True)

@@ -35,22 +35,30 @@ def test_durable_is_the_first_save_at_or_after_each_multiple():
     assert later.on_save(30, host_word=host()).promised
 
 
-def test_what_a_step_that_surely_keeps_nothing_needs_not_be_read():
-    """Whatever has been agreed upon, and whatever others' interval is."""
+def test_a_save_that_passes_keeps_and_answers_nothing():
+    """Whatever has been agreed upon, and whatever others' interval is; and it does what on_save would do."""
     for seed in range(300):
         rng = Random(seed)
-        made = trainer(save_every_steps=rng.choice((None, 5)), snapshot_every=rng.choice((0, 2, 3)))
-        surely_nothing = 0
+        made = trainer(save_every_steps=rng.choice((None, 5)), snapshot_every=rng.choice((None, 0, 2, 3)))
+        passed = 0
         for step in range(1, 20):
             state = rng.choice(("proposed", "confirmed", "withdrawn"))
             proposal = Proposal(id=step // 4, kind="stop", step=step // 4 * 4 + 5, state=state) if seed % 2 else None
             word = host(*(rng.randrange(1, 9) for _ in range(3)), interval=rng.choice((1, 2)), proposal=proposal)
-            force = rng.random() < 0.1
-            may_keep = made.may_keep(step, force=force, interval=word.interval)
-            decision = made.on_save(step, force=force, host_word=word)
-            assert may_keep or decision.action == "none"
-            surely_nothing += not may_keep
-        assert surely_nothing
+            if not made.passes(step, word):
+                made.on_save(step, host_word=word)
+                continue
+            passed += 1
+            before = made.memento()
+            decision = made.on_save(step, host_word=word)
+            assert (decision.action, decision.promised, decision.wait, decision.stop, decision.ignored) == (
+                "none", False, False, False, False,
+            )  # fmt: skip
+            after = made.memento()
+            made.put_back(before)
+            made.pass_by(step)
+            assert made.memento() == after
+        assert passed or seed % 2
 
 
 def test_slots_are_used_one_by_one_and_then_skipped():

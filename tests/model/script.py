@@ -174,7 +174,7 @@ class Sequence:
             nodes=rng.randint(1, self.ranks),
             paces=[rng.choice((1.0, 1.0, 1.0, 20.0)) for _ in range(self.ranks)],
             save_every_steps=rng.choice(mood.save_every_steps),
-            snapshot_every_steps=rng.choice((0, 1, 1, 2)),
+            snapshot_every_steps=rng.choice((0, 1, None, 2)),
             keep_last=rng.choice((1, 2, None)),
             **impatient,
         )

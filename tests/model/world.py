@@ -519,6 +519,7 @@ class World:
                 "host_timeout_s": 4.0,
                 "idle_timeout_s": 10_000.0,
                 "replicas": 0,  # transfers have threads of their own
+                "snapshot_every_steps": 1,
                 **config,
             },
         )

@@ -33,6 +33,7 @@ ELASTIC = 8  # and, with peer copies, in one the launcher asks for a larger grou
 _RUN = Settings(
     run="run",
     storage="sim",
+    snapshot_every_steps=1,
     start_timeout_s=8.0,
     barrier_timeout_s=10.0,
     save_timeout_s=12.0,

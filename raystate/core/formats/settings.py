@@ -14,7 +14,7 @@ class Settings:
     save_every_s: float | None = None  # time-based saves, decided once for all hosts; None: only the trainers' step rule
     save_when_idle: bool = False  # with save_every_s: only while no save is under way, and again as soon as none is
     save_first: bool = False  # the policy wants a first durable step: if the promised one is lost, it is due again
-    snapshot_every_steps: int | None = 1  # None: as often as save_overhead allows
+    snapshot_every_steps: int | None = None  # None: as often as save_overhead allows
     save_overhead: float = 0.03  # share of the training's time that snapshots may cost
     snapshot_slots: int = 3  # per trainer
     replicas: int = 1  # copies of each host's snapshots on other hosts

@@ -209,9 +209,18 @@ class Trainer:
         """The slot with the capture of the newest step, if that is this step; None: it has none."""
         return self.slots.capture_of(step, host_word) if step == self.newest else None
 
-    def may_keep(self, step: int, *, force: bool, interval: int) -> bool:
-        """Whether save(step) may keep the step's bytes; if not, it surely keeps none with this interval."""
-        return force or self.answers.agreed is not None or bool(self._why_due(step)) or self._takes_snapshot(step, interval)
+    def passes(self, step: int, host_word: HostWord | None) -> bool:
+        """Whether save(step) keeps nothing, answers nothing and fails at nothing: `pass_by` is all that it does then."""
+        if host_word is None or host_word.failure is not None or self.answers.agreed is not None or self.phase != "running":
+            return False
+        is_asked = host_word.proposal is not None and host_word.proposal.id > self.answers.id
+        is_new = step > max(self.newest, self.past.stored) and step not in self.past.ahead
+        return is_new and not is_asked and not self._why_due(step) and not self._takes_snapshot(step, host_word.interval)
+
+    def pass_by(self, step: int) -> None:
+        """save(step) has kept nothing. The word may be written later."""
+        self.newest = step
+        self.slots.late = None
 
     def _takes_snapshot(self, step: int, interval: int) -> bool:
         """Whether a snapshot of this step is due; asked before it is the newest."""

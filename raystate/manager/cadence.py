@@ -1,0 +1,63 @@
+"""The calls of save() as such: when they come, and those that keep nothing, as most do where snapshots are seldom."""
+
+# JAX's own functions are only partly typed; everything of ours is checked strictly.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from raystate.config.state_config import StateConfig
+from raystate.manager.pipeline import Pipeline
+from raystate.manager.session import Session
+from raystate.waits import LOOK_EVERY_S, REPORT_EVERY_S
+
+
+class Cadence:
+    """One trainer's. For one thread at a time."""
+
+    def __init__(self, config: StateConfig, session: Session, pipeline: Pipeline):
+        self._is_measured = config.snapshot_every_steps is None
+        self._session = session
+        self._pipeline = pipeline
+        self._shown_s = float("-inf")
+
+    def called(self, step: int, state: Any) -> None:
+        """save(step) begins. Where the interval of snapshots is measured, a few calls wait until their state is computed."""
+        if not self._is_measured:
+            return
+        times = self._pipeline.machine.times
+        waits = times.waits()
+        if waits:
+            with contextlib.suppress(Exception):  # an array that was donated, or can't be computed: it is said where it is needed
+                jax.block_until_ready(state)
+        with self._pipeline.lock:
+            times.called(step, self._session.link.clock(), waited=waits, copying=self._pipeline.machine.staging)
+
+    def passes(self, step: int, *, force: bool) -> bool:
+        """Whether save(step) keeps nothing: its state is not looked at then, only held."""
+        with self._pipeline.lock:
+            word = self._session.words.host_word()
+            return not force and self._pipeline.check.has_looked and self._pipeline.machine.passes(step, word)
+
+    def pass_by(self, step: int, decided: Callable[[None], None]) -> None:
+        """Do all that such a save does."""
+        with self._pipeline.lock:
+            self._pipeline.pass_by(step)
+            decided(None)
+            self._show_life(REPORT_EVERY_S)  # its HostActor reports no oftener
+
+    def show_life(self) -> None:
+        """Any call is a sign of life for the hang watch: a word, if it is a while since the last."""
+        if not self._session.is_over:
+            self._show_life(LOOK_EVERY_S)
+
+    def _show_life(self, after_s: float) -> None:
+        now_s = self._session.link.clock()
+        if now_s >= self._shown_s + after_s:
+            self._shown_s = now_s
+            self._pipeline.speak()
