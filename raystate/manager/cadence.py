@@ -26,10 +26,16 @@ class Cadence:
         self._pipeline = pipeline
         self._shown_s = float("-inf")
 
-    def called(self, step: int, state: Any) -> None:
-        """save(step) begins. Where the interval of snapshots is measured, a few calls wait until their state is computed."""
-        if not self._is_measured:
-            return
+    def begin(self, step: int, state: Any, *, force: bool) -> bool:
+        """save(step) begins. Whether it keeps nothing: its state is not looked at then, only held."""
+        if self._is_measured:
+            self._measure(step, state)
+        with self._pipeline.lock:
+            word = self._session.words.host_word()
+            return not force and self._pipeline.check.has_looked and self._pipeline.machine.passes(step, word)
+
+    def _measure(self, step: int, state: Any) -> None:
+        """Where the interval of snapshots is measured, a few calls wait until their state is computed."""
         times = self._pipeline.machine.times
         waits = times.waits()
         if waits:
@@ -37,12 +43,6 @@ class Cadence:
                 jax.block_until_ready(state)
         with self._pipeline.lock:
             times.called(step, self._session.link.clock(), waited=waits, copying=self._pipeline.machine.staging)
-
-    def passes(self, step: int, *, force: bool) -> bool:
-        """Whether save(step) keeps nothing: its state is not looked at then, only held."""
-        with self._pipeline.lock:
-            word = self._session.words.host_word()
-            return not force and self._pipeline.check.has_looked and self._pipeline.machine.passes(step, word)
 
     def pass_by(self, step: int, decided: Callable[[None], None]) -> None:
         """Do all that such a save does."""

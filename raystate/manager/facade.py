@@ -236,8 +236,7 @@ class StateManager(KnowsOthers):
         self._check_open()
         began_s = time.time()
         step = check_step(step)
-        self._cadence.called(step, state)
-        passes = self._cadence.passes(step, force=force)
+        passes = self._cadence.begin(step, state, force=force)
         given = SaveArguments(
             step=step,
             state=state,
