@@ -116,7 +116,10 @@ def _show(report: RunReport) -> None:
     out.print(
         f"newest steps: {step_text(run.newest_step)} trained, {step_text(run.memory_step)} in memory, {step_text(run.durable_step)} durable"
     )
-    out.print(f"a snapshot {every}")
+    costs = ""
+    if run.step_s and run.snapshot_s is not None:
+        costs = f": it costs {run.snapshot_s * 1e3:.3g} ms, and a step takes {run.step_s * 1e3:.3g} ms"
+    out.print(f"a snapshot {every}{costs}")
     for save in run.saves:
         tries = f", try {save.tries}" if save.tries > 1 else ""
         out.print(f"saving step {save.step}: {save.phase} for {save.since_s:.1f} s{tries}{far.get(('saving', save.step), '')}")

@@ -69,6 +69,10 @@ OF_RUNS: tuple[Metric[RunStatus], ...] = (
         help="steps from one snapshot to the next",
         of=lambda run: run.snapshot_every or None,
     ),
+    Metric(
+        name="raystate_step_seconds", help="time that an undisturbed step takes, where it is measured", of=lambda run: run.step_s
+    ),
+    Metric(name="raystate_snapshot_cost_seconds", help="time that a snapshot costs the steps", of=lambda run: run.snapshot_s),
     Metric(name="raystate_saves_under_way", help="steps on their way to storage", of=lambda run: len(run.saves)),
     Metric(
         name="raystate_oldest_save_age_seconds",

@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 KILLED = "Killed"  # a shell says it of a program that the reader kills: so does the test, once the line before has come
 STARTS_RAY = "ray start --head"  # the test has done it
 BY_ITSELF = re.compile(r"\(CoordinatorActor pid=\d+\)|\braystate: joined ")
-SLOW = re.compile(r"; this machine has a load of | is still being written ")  # of a busy machine
+SLOW = re.compile(r"; this machine has a load of | is still being written | from now: it costs ")  # of a busy machine
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 

@@ -11,7 +11,7 @@ from raystate.observe.metrics import OF_HOSTS, OF_RUNS, Sample, samples
 HOST = HostStatus(host="h1", up=True, why_down="", silent_s=0.5, ranks=(0,), steps=(7, 8), nbytes=64)
 BEGINS = RunStatus(
     attempt=1, lineage="", training=False, world=None, newest_step=-1, memory_step=-1, durable_step=-1, snapshot_every=0,
-    recovery="idle", end="open", saves=(), hosts=(),
+    step_s=None, snapshot_s=None,    recovery="idle", end="open", saves=(), hosts=(),
 )  # fmt: skip
 
 

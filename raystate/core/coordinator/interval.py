@@ -48,7 +48,8 @@ class Interval:
     def __init__(self, context: Context):
         self.context = context
         self.every = context.settings.snapshot_every_steps or 1
-        self._said = 0  # steps; 0: nothing is measured yet
+        self.found: Measured | None = None  # what `every` comes from
+        self._said = 1  # steps
         self.begin()
 
     def begin(self) -> None:
@@ -94,18 +95,18 @@ class Interval:
     def measured(self, new: Iterable[TrainerWord], words: Collection[TrainerWord], newest: int) -> None:
         """What the ranks of a group have measured. `new`: those of `words` that have just come."""
         settings = self.context.settings
-        if settings.snapshot_every_steps is not None or all(map(self._fits, new)):
+        if settings.snapshot_every_steps is not None or (self.found is not None and all(map(self._fits, new))):
             return
         known = [found for word in words if (found := _of(word)) is not None]
         if not known or len(known) < len(words):
             return
         worst = max(known, key=lambda one: one.snapshot_s / one.step_s)
         every = worst.interval(settings.save_overhead)
-        if every != self.every:
-            self.every = every
-            self._mark = newest
-        elif self._said:
+        self.found = worst
+        if every == self.every:
             return
+        self.every = every
+        self._mark = newest
         is_news = not self._said / _SAID_AGAIN < every < self._said * _SAID_AGAIN
         self._said = every if is_news else self._said
         self._say("info" if is_news else "debug", worst.text(self.steps))
@@ -115,7 +116,7 @@ class Interval:
         if (found := _of(word)) is None:
             return True
         wanted = found.interval(self.context.settings.save_overhead)
-        return self._said > 0 and _SHORTER * self.every <= wanted <= max(self.every, _LONGER * self.every)
+        return _SHORTER * self.every <= wanted <= max(self.every, _LONGER * self.every)
 
     def _say(self, level: str, why: str) -> None:
         every = self.steps

@@ -43,6 +43,8 @@ class RunStatus:
     memory_step: int  # complete on all hosts
     durable_step: int
     snapshot_every: int  # steps; 0: only what becomes durable
+    step_s: float | None  # seconds, as the ranks have measured; None: not yet, or the interval is a number
+    snapshot_s: float | None  # that a snapshot costs the steps
     recovery: str  # phase of a restore; "idle": none is under way
     end: str  # phase of the run's end; "open": it goes on
     saves: tuple[SaveStatus, ...]
@@ -71,7 +73,7 @@ def under_way(machine: Coordinator) -> list[UnderWay]:
 def status_of(machine: Coordinator, now_s: float) -> RunStatus:
     """The status at a moment of the machine's own clock."""
     group, snapshots = machine.joins.group, machine.snapshots
-    settings, restore = machine.settings, machine.memory.restore
+    settings, restore, found = machine.settings, machine.memory.restore, snapshots.interval.found
     # A restored snapshot stays in memory until a newer one is complete there.
     restored = restore.step if restore is not None and restore.lineage and group is not None and restore.by == group.lineage else -1
     return RunStatus(
@@ -83,6 +85,8 @@ def status_of(machine: Coordinator, now_s: float) -> RunStatus:
         memory_step=max(snapshots.stable, restored),
         durable_step=machine.journal.durable_step,
         snapshot_every=0 if settings.snapshot_every_steps == 0 else snapshots.interval.steps,
+        step_s=found.step_s if found is not None else None,
+        snapshot_s=found.snapshot_s if found is not None else None,
         recovery=machine.recovery.phase,
         end=machine.leaving.phase,
         saves=tuple(
