@@ -11,8 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jax import tree_util
 
+from raystate.manager import pipeline
+from raystate.manager.control_words import ControlWords
 from raystate.runtime.link import HostCall
+from raystate.waits import REPORT_EVERY_S
 from tests.model.world import ModelLink, Rank, Weather, World
 
 RANKS = 2
@@ -91,6 +95,38 @@ def test_a_snapshot(counts: Counter[str]):
     steps = 10
     found = play(counts, saving(steps), save_every_steps=10_000)["saves"]
     check(found, steps, {"told HostReported": 3 * RANKS, "ordered Advice": RANKS + 1})
+
+
+def test_a_save_that_keeps_nothing(counts: Counter[str], monkeypatch: pytest.MonkeyPatch):
+    """Its state is flattened once, to be held, and not looked at; its HostActor hears of it, but no oftener than it reports."""
+    for owner, name in ((pipeline, "describe"), (ControlWords, "write"), (tree_util, "tree_flatten")):
+        real = getattr(owner, name)
+
+        def counted(*given: Any, _name: str = name, _real: Any = real, **rest: Any) -> Any:
+            counts[_name] += 1
+            return _real(*given, **rest)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    def script(rank: Rank, mark: Callable[[str], None]) -> None:
+        manager = rank.begin(STATE)
+        manager.save(1, STATE)
+        rank.rest(STEP_S)
+        mark("before")
+        began_s = rank.world.now_s
+        for step in range(2, 1002):
+            manager.save(step, STATE)
+            rank.rest(REPORT_EVERY_S / 50)
+        counts["reports"] = int((rank.world.now_s - began_s) / REPORT_EVERY_S) + 2  # that there may be of a rank
+        mark("passed")
+        rank.rest(10 * STEP_S)
+        manager.close()
+
+    found = play(counts, script, save_every_steps=10_000, snapshot_every_steps=10_000)["passed"]
+    assert found["describe"] == 0
+    assert found["tree_flatten"] <= RANKS * 1000
+    assert 0 < found["write"] <= RANKS * found["reports"]
+    assert found["reports"] < 500
 
 
 def test_a_durable_step(counts: Counter[str]):
