@@ -58,6 +58,7 @@ class Loop:
                 self._grants = [grant + 1 for grant in self._grants]
             seconds = step_s * (1 + noise * self._random.uniform(-1, 1)) + (cost_s if snapshot else 0.0)
             self._pass(seconds)
+            self.context.now_s = self.now_s
             words = [rank.word() for rank in self.ranks]
             self.interval.measured(words, words, self.step)
         return self.now_s - began_s
@@ -132,7 +133,7 @@ def test_it_is_said_once_with_its_numbers_and_when_it_has_doubled() -> None:
     loop.train(400, 0.1, 0.02)
     loop.train(400, 0.1, 0.025)
     assert loop.said() == ["a snapshot every 7 steps from now: it costs 20 ms, 2.8% of the training, whose steps take 100 ms"]
-    loop.train(400, 0.1, 0.06)
+    loop.train(2000, 0.1, 0.06)
     assert len(loop.said()) == 2
 
 

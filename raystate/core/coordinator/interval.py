@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from raystate.core.coordinator.context import Context
 from raystate.core.formats.reports import TrainerWord
+from raystate.waits import SAID_AGAIN_S
 
 MAX_FACTOR = 64
 CALM_SNAPSHOTS = 8  # stable snapshots in a row without a skip before the factor is halved
 TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the factor stays
 _AHEAD = "A loop that runs ahead of its devices skips steps; float(loss) in each step holds it back"
 # The interval stays while what the measures ask for is between these shares of it: they waver.
-_SHORTER, _LONGER = 0.7, 1.1
+_SHORTER, _LONGER = 0.5, 1.1
 _SAID_AGAIN = 2  # people hear of an interval that is so many times as long as the one they know, or as short
 
 
@@ -50,6 +51,7 @@ class Interval:
         self.every = context.settings.snapshot_every_steps or 1
         self.found: Measured | None = None  # what `every` comes from
         self._said = 1  # steps
+        self._silent_until_s = 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -107,8 +109,10 @@ class Interval:
             return
         self.every = every
         self._mark = newest
-        is_news = not self._said / _SAID_AGAIN < every < self._said * _SAID_AGAIN
-        self._said = every if is_news else self._said
+        now_s = self.context.now_s
+        is_news = now_s >= self._silent_until_s and not self._said / _SAID_AGAIN < every < self._said * _SAID_AGAIN
+        if is_news:
+            self._said, self._silent_until_s = every, now_s + SAID_AGAIN_S
         self._say("info" if is_news else "debug", worst.text(self.steps))
 
     def _fits(self, word: TrainerWord) -> bool:

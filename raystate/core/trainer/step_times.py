@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-LEAST_SNAPSHOTS = 3  # fewer are no measure
-RECENT_SNAPSHOTS = 7
-RECENT_STEPS = 8
+LEAST_SNAPSHOTS = 4  # fewer are no measure
+FIRST_SNAPSHOTS = 8  # all of these are measured
+RECENT_SNAPSHOTS = 16
+RECENT_STEPS = 24
 CALM_STEPS = 4  # undisturbed periods that are measured after a wake
 LEAD_CALLS = 2  # measured before a snapshot: the first of them waits for all that the loop is ahead
 MEASURE_EVERY = 8  # snapshots
 WINDOW_CALLS = 16
-OTHER_PACE = 1.5  # the calls' own pace has changed by so much: the steps are measured again
+OTHER_PACE = 2.0  # the calls' own pace has changed by so much: the steps are measured again
 
 
 class StepTimes:
@@ -43,7 +44,7 @@ class StepTimes:
         """Whether the call that begins now is measured: it waits until its state is computed, before `called`."""
         if self._looks:
             return True
-        is_wanted = self.snapshot_s is None or self._unmeasured >= MEASURE_EVERY
+        is_wanted = len(self._costs) < FIRST_SNAPSHOTS or self._unmeasured >= MEASURE_EVERY
         is_under_way = self._waited and (self._wake is not None or self._ended is not None)
         return is_under_way or (is_wanted and self._since + LEAD_CALLS >= self._interval)
 
@@ -114,6 +115,7 @@ class StepTimes:
 
 
 def _without_extremes(values: Sequence[float]) -> float:
-    """The mean, without the largest and the smallest value: a compilation, an evaluation."""
-    kept = sorted(values)[1:-1] if len(values) > 2 else values
+    """The mean, without the largest fifth and the smallest: a compilation, an evaluation, a machine that does something else."""
+    cut = max(1, len(values) // 5)
+    kept = sorted(values)[cut:-cut] if len(values) > 2 else values
     return sum(kept) / len(kept)
