@@ -130,6 +130,7 @@ class Soak:
             storage=storage,
             run=run,
             save_every_steps=SAVE_EVERY,
+            snapshot_every_steps=1,  # what each death costs is judged
             keep_last=4,
             keep_every_steps=50 * SAVE_EVERY,
             hang_timeout_s=self._limits.hang_s,

@@ -29,6 +29,7 @@ def main() -> None:
     cloudpickle.register_pickle_by_value(toy)
     settings = {
         "save_every_steps": SAVES_EVERY,
+        "snapshot_every_steps": 1,
         "barrier_timeout_s": PATIENCE_S,
         "start_timeout_s": PATIENCE_S,
         **given["settings"],

@@ -18,7 +18,8 @@ given = json.loads(sys.argv[1])
 if given["address"]:
     ray.init(address=given["address"], namespace=given["namespace"] or None, log_to_driver=False, logging_level="ERROR")
 try:
-    with raystate.StateManager(raystate.StateConfig(storage=given["storage"], run=given["run"], save_every_steps=1000)) as manager:
+    config = raystate.StateConfig(storage=given["storage"], run=given["run"], save_every_steps=1000, snapshot_every_steps=1)
+    with raystate.StateManager(config) as manager:
         if given["forks"]:  # as a data loader does
             multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
         x = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state["x"]

@@ -86,6 +86,8 @@ class Training:
     def __init__(self, config: Any, out: Path, *, pause_at: int | None = None, **kwargs: Any):
         out.mkdir(parents=True, exist_ok=True)
         self.events = Events(out)
+        if config.snapshot_every_steps is None:
+            config = config.replace(snapshot_every_steps=1)  # what a loss costs is exact then
         self.config = config
         self.result: Any = None
         self.error: BaseException | None = None
