@@ -45,7 +45,7 @@ FIRST_STEP_AGAIN_S = 10.0
 # A trainer or launcher that asks the Coordinator or a HostActor by the way.
 # Then it goes on without the answer.
 QUICK_ANSWER_S = 5.0
-# Who asks a Coordinator, storage or a waiting process one short question that it depends on.
+# Who asks a Coordinator, storage or a waiting process one short question that it depends on; a copy, for a buffer.
 # Then it takes the other for gone, or says that it does not answer.
 ANSWER_S = 10.0
 # Who asks storage by the way: the newest step, whose storage it is.

@@ -27,6 +27,8 @@ from raystate.machine.checksum import Bytes
 from raystate.machine.cuda import DriverError, Registration, driver
 
 _PAUSE = 4  # times as long as a registration takes: the driver may hold up the training meanwhile
+_LARGE_BYTES = 1 << 20  # of a restored box: smaller ones JAX places as fast
+_MOST_SHAPES = 64  # of restored boxes: each takes a program
 _POOL = Pinned()
 
 
@@ -41,6 +43,12 @@ def _is_ours(sharding: Any, dtype: Any) -> bool:
     device = next(iter(sharding.device_set))
     usual = sharding.memory_kind in (None, device.default_memory().kind)
     return is_cuda(device) and usual and not below_a_byte(dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _maker(shape: tuple[int, ...], dtype: Any, target: Any) -> Callable[[], jax.Array]:
+    """A program that makes an array: memory of its own each time."""
+    return jax.jit(lambda: jax.numpy.zeros(shape, dtype), out_shardings=target)
 
 
 class GpuStager:
@@ -116,6 +124,28 @@ class GpuStager:
         """Where a copy may still be on its way into a slot, this one waits until it is known to be over."""
         kept = _POOL.hold(plan, wanted, parts, None)
         return kept if GPUS.is_settled else _OnDevice([], {})
+
+    def restore(self, boxes: Sequence[np.ndarray], targets: Sequence[Any]) -> list[jax.Array | None]:
+        """See `Stager.restore`: large ones, through registered buffers."""
+        placed: list[jax.Array | None] = [None] * len(boxes)
+        large = [
+            index
+            for index, (box, target) in enumerate(zip(boxes, targets, strict=True))
+            if box.nbytes >= _LARGE_BYTES and target is not None and _is_ours(target, box.dtype)
+        ]
+        if GPUS.lost or not large or len({(boxes[index].shape, boxes[index].dtype) for index in large}) > _MOST_SHAPES:
+            return placed
+        try:
+            # The caller's mesh and settings don't count here: see `placing`.
+            with jax.set_mesh(None), jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+                fresh = [_maker(boxes[index].shape, boxes[index].dtype, targets[index])() for index in large]
+            GPUS.fill([(array, boxes[index]) for array, index in zip(fresh, large, strict=True)])
+        except (DriverError, RaystateError, jax.errors.JaxRuntimeError) as error:
+            GPUS.lose(error)
+            return placed
+        for array, index in zip(fresh, large, strict=True):
+            placed[index] = array
+        return placed
 
     def attach(self, memory: Sequence[Bytes]) -> Callable[[], None]:
         """Registers the slots on a thread of its own, the first one first. Until then copies go through registered buffers."""

@@ -153,11 +153,7 @@ class Gpus:
         except BaseException as error:
             if isinstance(error, DriverError):
                 self.lose(error)
-            try:
-                stream.settle()
-            except DriverError as unsettled:
-                self._unsettled.append((stream, read))
-                raise _unknown(unsettled) from None
+            self._settle(stream, read)
             if not isinstance(error, DriverError):
                 raise
 
@@ -166,6 +162,43 @@ class Gpus:
         for array, place in zip(one.arrays, one.places, strict=True):
             stream.off(array.unsafe_buffer_pointer(), _slot(place, data))
         return stream.mark()
+
+    # ------------------------------------------------------------ onto the devices
+
+    def fill(self, some: Sequence[tuple[jax.Array, np.ndarray]]) -> None:
+        """Write boxes into arrays on one device each, which only the caller has.
+
+        Raises:
+            DriverError: what the arrays hold now isn't known. RaystateError: see `bring`.
+        """
+        by_device: dict[Any, list[tuple[jax.Array, np.ndarray]]] = {}
+        for array, box in some:
+            (device,) = array.devices()
+            by_device.setdefault(device, []).append((array, box))
+        with self.copying:
+            self.settle()
+            with ThreadPoolExecutor(len(by_device), thread_name_prefix="raystate-onto") as pool:
+                list(pool.map(self._fill, by_device, by_device.values()))
+
+    def _fill(self, device: Any, some: list[tuple[jax.Array, np.ndarray]]) -> None:
+        stream = self.stream(device)
+        arrays = [array for array, _ in some]
+        jax.block_until_ready(arrays)
+        try:
+            for array, box in some:
+                stream.onto(np.ascontiguousarray(box).reshape(-1).view(np.uint8), array.unsafe_buffer_pointer())
+            stream.wait(stream.mark())
+        except BaseException:
+            self._settle(stream, arrays)
+            raise
+
+    def _settle(self, stream: Stream, touched: list[jax.Array]) -> None:
+        """After a fault. Raises RaystateError: the driver can't say what is still under way."""
+        try:
+            stream.settle()
+        except DriverError as unsettled:
+            self._unsettled.append((stream, touched))
+            raise _unknown(unsettled) from None
 
     def settle(self) -> None:
         """No copy of before is on its way any more. Until that is known, what it reads stays, and nobody writes to a slot.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from raystate.arrays.stagers import Keeping, ToKeep, nothing_to_do
 from raystate.arrays.tree import Plan
@@ -43,6 +44,10 @@ class Pinned:
 
     def foresee(self, plan: Plan, wanted: Sequence[ToKeep]) -> None:
         """Nothing to do."""
+
+    def restore(self, boxes: Sequence[np.ndarray], targets: Sequence[Any]) -> list[jax.Array | None]:  # noqa: ARG002
+        """JAX does."""
+        return [None] * len(boxes)
 
     def attach(self, memory: Sequence[Bytes]) -> Callable[[], None]:  # noqa: ARG002 - JAX copies through memory of its own
         """Nothing to do."""

@@ -22,6 +22,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from raystate.arrays.reference import Device
 from raystate.arrays.shards import places_of
+from raystate.arrays.ways import of_restores
 from raystate.core.formats.boxes import Box
 from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.machine.aligned import SMALL_BYTES, aligned, is_aligned, padded
@@ -63,7 +64,7 @@ class Placing:
 
     def arrays(self) -> dict[int, jax.Array]:
         """Position -> array; transfers to devices may still run, and read the boxes."""
-        placed: list[Any] = [None] * len(self._sources)
+        placed: list[Any] = of_restores().restore(self._sources, self._targets)
         _copy_alike(self._sources, self._targets, placed)
         rooms = _Rooms()
         left = [number for number, array in enumerate(placed) if array is None]

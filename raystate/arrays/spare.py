@@ -111,6 +111,10 @@ class Spare:
     def foresee(self, plan: Plan, wanted: Sequence[ToKeep]) -> None:
         """Nothing to do: programs need memory to write to, which the first hold makes."""
 
+    def restore(self, boxes: Sequence[np.ndarray], targets: Sequence[Any]) -> list[jax.Array | None]:  # noqa: ARG002
+        """JAX does."""
+        return [None] * len(boxes)
+
     def attach(self, memory: Sequence[Bytes]) -> Callable[[], None]:  # noqa: ARG002 - a processor reaches all memory
         """Nothing to do."""
         return nothing_to_do

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 from raystate.arrays.tree import ArrayLeaf, Plan
 from raystate.machine.checksum import Bytes
@@ -62,6 +63,17 @@ class Stager(Protocol):
 
     def foresee(self, plan: Plan, wanted: Sequence[ToKeep]) -> None:
         """Such arrays are going to be held. `prepare` comes next, on another thread."""
+        ...
+
+    def restore(self, boxes: Sequence[np.ndarray], targets: Sequence[Any]) -> list[jax.Array | None]:
+        """Put boxes of host memory on such devices.
+
+        Args:
+            targets: per box a SingleDeviceSharding; None: where JAX likes.
+
+        Returns:
+            Per box its array, ready, which shares no memory with it; None: JAX is to place it.
+        """
         ...
 
     def attach(self, memory: Sequence[Bytes]) -> Callable[[], None]:

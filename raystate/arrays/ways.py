@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
 from raystate.arrays.gpu import GpuStager, is_cuda
 from raystate.arrays.spare import Spare
@@ -50,6 +53,13 @@ class Ways:
         for stager in self._stagers:
             stager.prepare()
 
+    def restore(self, boxes: Sequence[np.ndarray], targets: Sequence[Any]) -> list[jax.Array | None]:
+        """See `Stager.restore`."""
+        placed: list[jax.Array | None] = [None] * len(boxes)
+        for stager in self._stagers:
+            placed = [other if one is None else one for one, other in zip(placed, stager.restore(boxes, targets), strict=True)]
+        return placed
+
     def attach(self, memory: Sequence[Bytes]) -> list[Callable[[], None]]:
         """Slots that will be written; what is returned is called before they are unmapped."""
         return [stager.attach(memory) for stager in self._stagers]
@@ -58,3 +68,9 @@ class Ways:
         """Keep no memory any more."""
         for stager in self._stagers:
             stager.release()
+
+
+@functools.lru_cache(maxsize=1)
+def of_restores() -> Ways:
+    """For what this process restores, whoever does it."""
+    return Ways()

@@ -29,7 +29,9 @@ from typing import NamedTuple
 import numpy as np
 
 from raystate.machine.checksum import Bytes
+from raystate.machine.own_time import own_time
 from raystate.machine.threads import in_threads
+from raystate.waits import ANSWER_S, SOON_S
 
 PIECE_BYTES = 256 << 20  # registered at once: the driver holds up other calls meanwhile, 25 ms for so much
 LEAST_PIECE_BYTES = 32 << 20  # where larger ones fail
@@ -198,9 +200,14 @@ class Registration:
 
 
 class Ring:
-    """Registered buffers, for copies to and from memory that isn't. Raises DriverError: they can't be registered."""
+    """Registered buffers, for copies to and from memory that isn't. Raises DriverError: they can't be registered.
+
+    Attributes:
+        is_lost: a stream can't tell when its buffers are free.
+    """
 
     def __init__(self, driver: Driver):
+        self.is_lost = False
         body = np.frombuffer(mmap.mmap(-1, RING * COPY_BYTES), np.uint8)
         self._free: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
         for at in range(0, body.size, COPY_BYTES):
@@ -209,12 +216,20 @@ class Ring:
             driver.register(buffer.ctypes.data, COPY_BYTES)
             self._free.put(buffer)
 
-    def take(self, *, wait: bool) -> Bytes | None:
-        """A free buffer; None: there is none."""
+    def take(self) -> Bytes | None:
+        """A buffer that is free now; None: there is none."""
         try:
-            return self._free.get(block=wait)
+            return self._free.get_nowait()
         except queue.Empty:
             return None
+
+    def wait(self) -> Bytes:
+        """One that another stream gives back. Raises DriverError: none does."""
+        deadline_s = own_time() + ANSWER_S
+        while not self.is_lost and own_time() < deadline_s:
+            with contextlib.suppress(queue.Empty):
+                return self._free.get(timeout=SOON_S)
+        raise DriverError("no buffer is given back")
 
     def give(self, buffer: Bytes) -> None:
         """It is free again."""
@@ -296,7 +311,11 @@ class Stream:
 
     def settle(self) -> None:
         """After a fault: no copy is on its way any more. Raises DriverError: that can't be known."""
+        if self._taken:  # the others wait for these
+            self._driver.ring().is_lost = True
         self._driver.call("cuStreamSynchronize", self._stream)
+        if self._taken:
+            self._driver.ring().is_lost = False
         self._under_way.clear()
         while self._taken:
             self._driver.ring().give(self._taken.pop())
@@ -304,8 +323,9 @@ class Stream:
     def _take(self) -> Bytes:
         """A buffer that is free now, or when the oldest copy of this stream has landed."""
         ring = self._driver.ring()
-        while (buffer := ring.take(wait=not self._under_way)) is None:
+        while (buffer := ring.take()) is None and self._under_way:
             self._land()
+        buffer = ring.wait() if buffer is None else buffer
         self._taken.append(buffer)
         return buffer
 
