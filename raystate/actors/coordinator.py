@@ -29,12 +29,12 @@ from raystate.actors.places import Places
 from raystate.actors.reporting import RunReport, answers_within_s, record_folder
 from raystate.actors.restarted import begin, is_restarted
 from raystate.config.state_config import StateConfig
-from raystate.core.coordinator.status import status_of
-from raystate.core.coordinator.tenancy import Occupancy, Owner, Presence, admit, in_use, occupancy, presence_of
+from raystate.core.coordinator.tenancy import Occupancy, Owner, Presence, admit, in_use, occupancy
 from raystate.core.formats.errors import RunInUseError
 from raystate.core.formats.messages import Event, Failure, HostId, Joined, JoinReply, ReleaseAsked, Reply, TrainerExited
 from raystate.machine.own_time import own_time
 from raystate.observe.ends import End, Told
+from raystate.observe.status import status_of
 from raystate.runtime.coordinator.one_storage import Claim
 from raystate.waits import AGAIN_S, ANSWER_S, COORDINATOR_STARTS_S, GOODBYE_S, QUICK_ANSWER_S, RETRY_LAST_S, SOON_S
 
@@ -184,7 +184,7 @@ class CoordinatorActor:
         """Before the claim, which may wait for storage, no event has told of a trainer."""
         if service.attempt < 0:
             return Presence()
-        return await asyncio.wrap_future(service.look(presence_of))
+        return await asyncio.wrap_future(service.look(lambda machine, now_s: machine.presence(now_s)))
 
     async def _trains(self, hosts: tuple[HostId, ...]) -> bool:
         """Whether trainers are connected to these hosts, by what they see now. Of one that does not answer, its last report counts."""

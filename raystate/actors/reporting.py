@@ -12,9 +12,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.naming import find_actor, find_coordinators
 from raystate.config.state_config import StateConfig
-from raystate.core.coordinator.status import RunStatus
 from raystate.core.coordinator.tenancy import Owner
 from raystate.observe.progress import Going
+from raystate.observe.status import RunStatus
 from raystate.waits import ANSWER_S, REPLY_MARGIN_S
 
 

@@ -14,9 +14,9 @@ from rich.table import Table
 from raystate.cli.bars import wait_progress
 from raystate.cli.console import JsonOption, count, out, print_json, size
 from raystate.core.coordinator.context import step_text
-from raystate.core.coordinator.status import HostStatus
 from raystate.core.formats.errors import ConfigError, StepNotFoundError
 from raystate.observe.metrics import samples
+from raystate.observe.status import HostStatus
 from raystate.storage.url import canonical_url
 
 if TYPE_CHECKING:  # it loads Ray

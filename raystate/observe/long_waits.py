@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from raystate.core.coordinator.status import UnderWay
 from raystate.core.formats.messages import Progress, Tick, Written
 from raystate.observe.progress import Going, Shares
+from raystate.observe.status import UnderWay
 from raystate.waits import SELDOM_S, TOLD_AFTER_S
 
 logger = logging.getLogger("raystate.coordinator")

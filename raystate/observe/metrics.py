@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from raystate.core.coordinator.status import HostStatus, RunStatus
+from raystate.observe.status import HostStatus, RunStatus
 
 _T = TypeVar("_T")
 

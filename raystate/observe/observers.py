@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raystate.core.coordinator.machine import Coordinator
-from raystate.core.coordinator.status import under_way
 from raystate.core.formats.messages import CarriedOut, Command, Event
 from raystate.observe.ledger import Ledger
 from raystate.observe.long_waits import LongWaits
 from raystate.observe.progress import Going
 from raystate.observe.record import Recorder
+from raystate.observe.status import under_way
 from raystate.storage import Storage
 
 

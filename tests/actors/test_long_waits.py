@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raystate.core.coordinator.status import UnderWay
 from raystate.core.formats.messages import HostId, SaveId, Tick, Written
 from raystate.observe.long_waits import LongWaits
 from raystate.observe.progress import Going, Progress, Share
+from raystate.observe.status import UnderWay
 
 MIB = 1 << 20
 

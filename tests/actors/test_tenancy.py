@@ -27,7 +27,6 @@ from raystate.core.coordinator.tenancy import (
     differences,
     in_use,
     occupancy,
-    presence_of,
     told_differences,
 )
 from raystate.core.formats.log import claim_entry
@@ -85,7 +84,7 @@ class Run:
         self.hears(TrainerExited(host=HOST, lineage=self.lineage, rank=rank, clean=clean, reason="died"), now_s)
 
     def at(self, now_s: float) -> Presence:
-        return presence_of(self.core, now_s)
+        return self.core.presence(now_s)
 
 
 def admitted(owner: Owner, asking: Owner, presence: Presence, now_s: float, *, takeover: bool = False, owner_s: float = 0.0) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raystate.core.coordinator.status import UnderWay, status_of, under_way
 from raystate.core.formats.messages import Appended, CarriedOut
+from raystate.observe.status import UnderWay, status_of, under_way
 from tests.core.driver import Driver
 
 

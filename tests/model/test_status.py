@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from raystate.core.coordinator.machine import Coordinator
-from raystate.core.coordinator.status import RunStatus, status_of
+from raystate.observe.status import RunStatus, status_of
 from tests.model.world import Rank, World
 
 STATE = {"w": np.zeros(3)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from raystate.core.coordinator.status import HostStatus, RunStatus, SaveStatus
 from raystate.observe.metrics import OF_HOSTS, OF_RUNS, Sample, samples
+from raystate.observe.status import HostStatus, RunStatus, SaveStatus
 
 HOST = HostStatus(host="h1", up=True, why_down="", silent_s=0.5, ranks=(0,), steps=(7, 8), nbytes=64)
 BEGINS = RunStatus(

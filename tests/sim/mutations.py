@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from raystate.core.coordinator import agreement, copying, fresh_reports, group, journal, memory, restorable, saves
+from raystate.core.coordinator import agreement, copying, fresh_reports, group, joins, journal, memory, restorable, saves
 from raystate.core.formats.host_messages import Empty
 from raystate.core.formats.messages import EndTrainers, LiveStep, SnapshotId, Write
 from raystate.core.host import copies, slot_sets, slots
@@ -201,11 +201,11 @@ def _discarded_while_read() -> Any:
 def _restore_in_the_same_lineage() -> Any:
     """A restore goes on in the lineage that it gives up."""
 
-    def next_lineage(self: group.Joins) -> str:
+    def next_lineage(self: joins.Joins) -> str:
         assert self.group is not None
         return self.group.lineage
 
-    return planted((group.Joins, "next_lineage", next_lineage))
+    return planted((joins.Joins, "next_lineage", next_lineage))
 
 
 def _lost_promise_told_as_kept() -> Any:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from raystate.core.coordinator.context import Context
-from raystate.core.coordinator.group import Group, Joins
+from raystate.core.coordinator.group import Group
+from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.notices import Notices
 from raystate.core.coordinator.saves import Saves

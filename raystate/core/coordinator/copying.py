@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from raystate.core.coordinator.context import Context, named
-from raystate.core.coordinator.group import Joins
+from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.memory import HostView, Memory, Snap
 from raystate.core.coordinator.peers import Peers, assign_peers
 from raystate.core.formats.names import HostId, SnapshotId

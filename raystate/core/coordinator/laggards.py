@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from raystate.core.coordinator.context import NAMED, Context, brief
-from raystate.core.coordinator.group import Group, Joins
+from raystate.core.coordinator.group import Group
+from raystate.core.coordinator.joins import Joins
 from raystate.core.formats.declared import Failure
 from raystate.core.formats.names import HostId
 from raystate.core.formats.orders import EndTrainers

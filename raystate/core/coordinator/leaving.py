@@ -6,7 +6,8 @@ from typing import Literal
 
 from raystate.core.coordinator.context import NAMED, Barrier, Context, named, step_text
 from raystate.core.coordinator.fresh_reports import FreshReports
-from raystate.core.coordinator.group import Group, Joins
+from raystate.core.coordinator.group import Group
+from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import HostView, Memory
 from raystate.core.coordinator.promises import Promises

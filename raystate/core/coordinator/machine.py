@@ -17,13 +17,14 @@ from typing import Any
 
 from raystate.core.coordinator.agreement import Agreement
 from raystate.core.coordinator.context import Context
-from raystate.core.coordinator.group import Joins
+from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.leaving import Leaving
 from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.recovery import Restores
 from raystate.core.coordinator.saves import Saves
 from raystate.core.coordinator.snapshots import Snapshots
+from raystate.core.coordinator.tenancy import Presence, presence_of
 from raystate.core.coordinator.withdrawals import Withdrawals
 from raystate.core.formats.commands import Answer, Command, Finish
 from raystate.core.formats.declared import Event, Failure
@@ -126,6 +127,10 @@ class Coordinator:
         """Older attempts that may still carry out an open intent: the opposite has to wait for
         them."""
         return self.journal.held_by
+
+    def presence(self, now_s: float) -> Presence:
+        """Which trainers are there, as far as it has heard by then."""
+        return presence_of(self.joins, self.memory, self.journal, now_s, leaving=self.leaving.phase != "open")
 
     # ---------------------------------------------------------------- the one entrance
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raystate.core.coordinator.context import Context, brief, ranks_text
-from raystate.core.coordinator.group import Joins
+from raystate.core.coordinator.joins import Joins
 from raystate.core.formats.events import HostDown, StopAsked
 from raystate.core.formats.names import HostId
 from raystate.waits import MOMENT_S, OVERDUE_S

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 from raystate.core.coordinator.context import Context
-from raystate.core.coordinator.group import Group, Joins
+from raystate.core.coordinator.group import Group
+from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.saves import Saves

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from raystate.core.coordinator.context import Context, named, retry_delay_s
 from raystate.core.coordinator.facts import remember
-from raystate.core.coordinator.group import Joins
+from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.journal import Change, Journal, Request, Retirement
 from raystate.core.coordinator.memory import Memory, Snap
 from raystate.core.coordinator.retention import choose_retired
@@ -44,7 +44,7 @@ class Saves:
         self.mistake: tuple[SnapshotId, str] | None = None  # the newest snapshot that is the caller's mistake, and which
         self.has_saved = False  # this attempt has committed a step
         self.restoring = -1  # a stored step that is being read now
-        self.absence = Absence(context, memory, joins)
+        self.absence = Absence(context, memory, lambda: joins.group)
         self.pace = StorageWatch(context, journal, self.absence)
         self._counter = 0
         self._kept: Steps | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
@@ -305,7 +305,8 @@ class Saves:
     def _look_at_deadlines(self) -> None:
         """Orders whose answer may be lost are repeated, too."""
         now_s, limit_s = self.context.now_s, self.context.settings.save_timeout_s
-        self.pace.look(self.jobs, job := self.running, is_first=not self.has_saved)
+        job = self.running
+        self.pace.look(self.jobs, loads=not self.has_saved and job is not None and job.phase == "packaging")
         if job is not None:
             waited_s = now_s - job.started_s
             if job.phase == "writing" and now_s - job.told_s >= min(ASKED_AGAIN_S, limit_s / 4):

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.copying import Copying
-from raystate.core.coordinator.group import Group, Joins
+from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.interval import Interval
+from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.laggards import Laggards
 from raystate.core.coordinator.memory import HostView, Memory, Snap

@@ -8,13 +8,12 @@ costs no more than without any of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable
 
 from raystate.core.coordinator.context import Context, named
-from raystate.core.coordinator.group import Joins
+from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import Memory
-from raystate.core.coordinator.save_job import Job
 from raystate.core.formats.names import HostId, SnapshotId
 from raystate.core.formats.settings import most_wait_s
 from raystate.waits import AGAIN_S, HOST_AWAY_S, HOST_SILENT_S, SAID_AGAIN_S, STORAGE_STILL_S
@@ -23,14 +22,17 @@ from raystate.waits import AGAIN_S, HOST_AWAY_S, HOST_SILENT_S, SAID_AGAIN_S, ST
 class Absence:
     """Which hosts of the worker group are away. Others hold up nothing.
 
+    Args:
+        group: the one that trains now, if any.
+
     Attributes:
         changed_s: when one of them went away or came back last.
     """
 
-    def __init__(self, context: Context, memory: Memory, joins: Joins):
+    def __init__(self, context: Context, memory: Memory, group: Callable[[], Group | None]):
         self._context = context
         self._memory = memory
-        self._joins = joins
+        self._group = group
         self._since_s: dict[HostId, float] = {}
         self._silent: list[HostId] = []
         self._look_s = 0.0
@@ -57,7 +59,7 @@ class Absence:
         self._since_s.pop(host, None)
 
     def _counts(self, host: HostId) -> bool:
-        group = self._joins.group
+        group = self._group()
         return group is None or not group.all_seen or host in group.hosts.values()
 
     def is_away(self, host: HostId) -> bool:
@@ -66,7 +68,7 @@ class Absence:
 
     def hosts(self) -> list[HostId]:
         """Those that are away, or have missed a report or two, and may soon be back."""
-        group, now_s = self._joins.group, self._context.now_s
+        group, now_s = self._group(), self._context.now_s
         if now_s >= self._look_s:
             self._look_s = now_s + AGAIN_S
             views = (self._memory.hosts.get(host) for host in ({} if group is None else group.hosts).values())
@@ -101,26 +103,26 @@ class StorageWatch:
         """Storage has got something."""
         self._moved_s = self._context.now_s
 
-    def look(self, jobs: Mapping[SnapshotId, Job], running: Job | None, *, is_first: bool) -> None:
+    def look(self, waiting: Collection[SnapshotId], *, loads: bool) -> None:
         """Storage that stands still, or that is too slow for others to wait for it, counts as failing until a step is published. A host
         that is away is not its doing.
 
         Args:
-            is_first: this attempt has committed nothing: what builds packages may still be loading.
+            waiting: steps that are due.
+            loads: what builds packages may still be loading.
         """
         settings, now_s, logged_s = self._context.settings, self._context.now_s, self._journal.changed_s
-        if not (jobs or self._journal.publishing):
+        if not (waiting or self._journal.publishing):
             self._moved_s = now_s
-        if len(jobs) <= self.room or logged_s > self._crowded_s:
+        if len(waiting) <= self.room or logged_s > self._crowded_s:
             self._crowded_s = now_s
-        if self._journal.fails or len(jobs) <= self.room:
+        if self._journal.fails or len(waiting) <= self.room:
             return
         most_s = most_wait_s(settings.barrier_timeout_s, settings.hang_timeout_s)
-        loads = is_first and running is not None and running.phase == "packaging"
         stands_still = not loads and self._absence.has_waited(max(self._moved_s, logged_s), min(STORAGE_STILL_S, most_s / 2))
         if stands_still or now_s - self._crowded_s >= most_s:
             what = "stands still" if stands_still else "is slow"
-            text = f"storage {what}: until a step is durable, {_steps(jobs)} may give way to new snapshots"
+            text = f"storage {what}: until a step is durable, {_steps(waiting)} may give way to new snapshots"
             self._journal.trouble(text, is_told=False)
 
     def say_if_held_up(self, kept: tuple[SnapshotId, ...], lineage: str, stable: int) -> None:
@@ -132,5 +134,5 @@ class StorageWatch:
             self._context.log("warning", f"{text}; save less often, or set more snapshot_slots")
 
 
-def _steps(keys: Mapping[SnapshotId, Job] | list[SnapshotId]) -> str:
+def _steps(keys: Iterable[SnapshotId]) -> str:
     return named([f"step {step}" for step in sorted({key.step for key in keys})])

@@ -8,7 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystate.core.coordinator.machine import Coordinator
+from raystate.core.coordinator.joins import Joins
+from raystate.core.coordinator.journal import Journal
+from raystate.core.coordinator.memory import Memory
 from raystate.core.formats.declared import Failure
 from raystate.core.formats.names import HostId
 from raystate.waits import CONNECT_S, HEARD_S, STARTS_S
@@ -70,27 +72,27 @@ class Presence:
     keeps: bool = True
 
 
-def presence_of(machine: Coordinator, now_s: float) -> Presence:
+def presence_of(joins: Joins, memory: Memory, journal: Journal, now_s: float, *, leaving: bool) -> Presence:
     """What is known at a moment of the machine's own clock."""
-    joins, views = machine.joins, machine.memory.views
+    views = memory.views
     listing = [view for view in views if view.trainers]
     # One that waits for the other ranks connects to its HostActor only afterwards.
     waits = joins.is_joining and now_s - joins.joined_s < STARTS_S
     return Presence(
-        alive=waits or any(now_s - view.heard_s < HEARD_S for view in listing) or _may_connect(machine, now_s),
+        alive=waits or any(now_s - view.heard_s < HEARD_S for view in listing) or _may_connect(joins, memory, now_s),
         hosts=tuple(view.host for view in listing),
-        leaving=machine.leaving.phase != "open",
+        leaving=leaving,
         joined_s=joins.joined_s,
         heard_s=joins.heard_s,
-        held_step=max((one.step for one in machine.memory.snaps), default=-1),
-        durable_step=machine.journal.durable_step,
-        keeps=machine.memory.keeps or bool(machine.journal.live),
+        held_step=max((one.step for one in memory.snaps), default=-1),
+        durable_step=journal.durable_step,
+        keeps=memory.keeps or bool(journal.live),
     )
 
 
-def _may_connect(machine: Coordinator, now_s: float) -> bool:
+def _may_connect(joins: Joins, memory: Memory, now_s: float) -> bool:
     """Whether a rank has joined that no host has listed yet, by reports that may be from before it connects."""
-    group, hosts = machine.joins.group, machine.memory.hosts
+    group, hosts = joins.group, memory.hosts
     if group is None or not group.alive or now_s - group.first_s >= STARTS_S:
         return False
     unseen = {host for rank, host in group.hosts.items() if rank not in group.seen and rank not in group.left}

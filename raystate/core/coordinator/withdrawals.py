@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raystate.core.coordinator.context import Context
-from raystate.core.coordinator.group import Joins
+from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.journal import Change, Journal, Kind, Request, Retirement
 from raystate.core.coordinator.memory import Memory
 from raystate.core.coordinator.saves import Saves
