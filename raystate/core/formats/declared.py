@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import typing
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+_MODULE = re.compile(r"\b(?:[a-z_]\w*\.)+(?=\w)")
 
 
 class Event:
@@ -45,7 +48,8 @@ def fingerprint(*kinds: Any) -> str:
             defaults = [(field.name, field.default) for field in fields if field.default is not dataclasses.MISSING]
             lines[kind] = f"{kind} {hints} {defaults}"
             waiting += [part for hint in hints.values() for part in _parts(hint)]
-    return hashlib.sha256("\n".join(sorted(lines.values())).encode()).hexdigest()[:12]
+    declared = _MODULE.sub("", "\n".join(sorted(lines.values())))  # a class that moves stays what it is
+    return hashlib.sha256(declared.encode()).hexdigest()[:12]
 
 
 def _parts(hint: Any) -> Iterator[Any]:
