@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +16,27 @@ from raystate.arena.slot import Slot, create_slot_file, fill_slot_file, slot_fil
 from raystate.arrays.holdings import Holding
 from raystate.arrays.memory import MemorySource
 from raystate.arrays.restore import restore_tree
-from raystate.arrays.spare import Spare
-from raystate.arrays.stage import copy, hold
+from raystate.arrays.stage import copy
 from raystate.arrays.tree import describe
+from raystate.arrays.ways import Ways
 
 TABLE_BYTES = 1 << 20
 
 
+class TakenSlots(list[Slot]):
+    """Slots, and what has to happen before they are unmapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_close: list[Callable[[], None]] = []
+
+
 @contextmanager
-def slots_of(count: int, data_bytes: int) -> Iterator[list[Slot]]:
+def slots_of(count: int, data_bytes: int) -> Iterator[TakenSlots]:
     """Slots for so many bytes in /dev/shm, every page of them reserved and touched. Their names are gone at once: however this process
     ends, nothing of them stays."""
     data_bytes = -(-data_bytes // 4096) * 4096
-    slots: list[Slot] = []
+    slots = TakenSlots()
     try:
         for number in range(count):
             with tempfile.TemporaryDirectory(prefix="raystate-bench-", dir="/dev/shm") as folder:
@@ -43,6 +51,8 @@ def slots_of(count: int, data_bytes: int) -> Iterator[list[Slot]]:
             slots[-1].touch()
         yield slots
     finally:
+        for call in slots.before_close:
+            call()
         for slot in slots:
             slot.close()
 
@@ -82,9 +92,13 @@ class Snapshots:
         saved: the newest one that `save` has begun.
     """
 
-    def __init__(self, state: Any, slots: list[Slot]):
-        self._slots, self._spare, self._taken = slots, Spare(), 0
-        self.plan = describe({"state": state}).plan
+    def __init__(self, state: Any, slots: TakenSlots):
+        self._slots, self._ways, self._taken = slots, Ways(), 0
+        described = describe({"state": state})
+        self.plan = described.plan
+        slots.before_close += self._ways.attach([slot.pages for slot in slots])
+        self._ways.foresee(described)  # as behind a trainer's restore_or_init
+        self._ways.prepare(held=False)
         self.saved = Copied(0.0)
 
     def save(self, step: int, state: Any) -> None:
@@ -100,20 +114,19 @@ class Snapshots:
         """Begin one of the state as it will be when its step is computed."""
         begin_s = time.perf_counter()
         described = describe({"state": state}, previous=self.plan)
-        held = hold(described, self._spare)
-        found = Copied(time.perf_counter() - begin_s, values=described.values[0])
-        last = state["step"] + 0  # not donated: it says when the step is computed
         slot = self._slots[self._taken % len(self._slots)]
         self._taken += 1
+        held = self._ways.hold(described, slot.fill)
+        found = Copied(time.perf_counter() - begin_s, values=described.values[0])
+        last = state["step"] + 0  # not donated: it says when the step is computed
 
         def go() -> None:
             try:
                 last.block_until_ready()
-                slot.begin()
                 begun_s = time.perf_counter()
-                found.crc32c = copy(held, slot.data_mut)
+                found.crc32c = copy(held, slot.fill())
                 found.copying_s = (begun_s, time.perf_counter())
-                self._spare.prepare()
+                self._ways.prepare(held=True)
             except BaseException as error:
                 found.error = error
 
