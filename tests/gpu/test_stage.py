@@ -11,7 +11,7 @@ import pytest
 from raystate.arrays import device_copies, gpu
 from raystate.arrays.gpu import GpuStager
 from raystate.arrays.gpus import Gpus
-from raystate.arrays.stage import copy, foresee, hold
+from raystate.arrays.stage import copy, foresee, hold, host_arrays, views
 from raystate.arrays.tree import describe
 from raystate.core.formats.errors import RaystateError
 from tests.gpu.conftest import EVENT, OFF, OTHER, REGISTER, SYNC, WAIT, StandIn
@@ -45,6 +45,25 @@ def test_each_snapshot_of_a_donating_loop_is_of_its_step(gpus: Gpus, standin: St
     assert standin.calls(OFF) and not standin.unregistered_copies and not gpus.lost
     detach()
     assert standin.registered_bytes == 0
+
+
+@pytest.mark.long
+def test_each_of_a_thousand_snapshots_of_500_arrays_is_of_its_step(gpus: Gpus, standin: StandIn):
+    standin.reset(2.0)
+    tree = state(0, arrays=500, rows=4)
+    stager, plan = ready(tree)
+    slots = [slot(describe({"state": tree})) for _ in range(2)]
+    detach = attached(stager, *slots)
+    for number in range(1000):
+        described, pages = describe({"state": tree}, previous=plan), slots[number % 2]
+        expected = [piece.tobytes() for piece in host_arrays(views(described))]
+        held = hold(described, stager)
+        tree = step(tree)
+        copy(held, pages)
+        found = [pages[piece.offset : piece.offset + piece.nbytes].tobytes() for piece in described.layout.pieces]
+        assert found == expected, number
+    assert not gpus.lost and not standin.unregistered_copies
+    detach()
 
 
 def test_without_the_copies_on_the_device_snapshots_are_torn(gpus: Gpus, monkeypatch: pytest.MonkeyPatch):
