@@ -98,7 +98,7 @@ class Spare:
 
     def takes(self, array: jax.Array) -> bool:
         """Whether it is on CPU devices."""
-        return next(iter(array.sharding.device_set)).platform == "cpu"
+        return _is_on_cpu(array.sharding)
 
     def hold(self, plan: Plan, wanted: Sequence[ToKeep], parts: list[Any], into: Callable[[], Bytes] | None) -> Keeping:  # noqa: ARG002
         """See `Stager.hold`: each shard is copied on its device."""
@@ -164,6 +164,11 @@ class Spare:
                 self._programs[kind] = Program(group)
             except Exception as error:  # a copy into fresh memory does as well
                 logger.warning("copies of the state cost more than they need to, since this failed: %s", error)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_on_cpu(sharding: Any) -> bool:
+    return next(iter(sharding.device_set)).platform == "cpu"
 
 
 class _InMemory:
