@@ -96,6 +96,9 @@ STANDBY_FIRST_S = 3.0
 # Standby processes, for a group whose steps take long or aren't saved.
 # Then they are started all the same.
 STANDBY_LAST_S = 15.0
+# A restarted worker, for the end of the one before and for the memory that it held of a GPU.
+# Then it starts on the GPU with what is free.
+DEVICE_FREE_S = 5.0
 # A process that ends, for what is under way in it: its last replies and writes; a HostActor, for a killed trainer's process.
 # Then it ends all the same; the trainer's slots are not handed on, and the next one gets others.
 GOODBYE_S = 5.0

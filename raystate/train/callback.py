@@ -10,11 +10,12 @@ import dataclasses
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ray import get_runtime_context
 from ray.train import get_context
 
 from raystate import log_lines
@@ -97,9 +98,9 @@ class RayTrainCallback(_Callback):
         self._restarts: tuple[Restart, ...] = ()
         self._reset()
 
-    def _reset(self, group: str = "") -> None:
-        """Fields that only the controller's copy uses, but for the group's name."""
-        self._group = LaunchedGroup(self._run_hash, group)
+    def _reset(self, group: str = "", before: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Fields that only the controller's copy uses, but for the group's name and the pids of the one before."""
+        self._group = LaunchedGroup(self._run_hash, group, before)
         self._places = NodeChoice()
         self._first: Newest | None = None  # the newest step when the first group began to train
         self._groups = 0
@@ -113,12 +114,12 @@ class RayTrainCallback(_Callback):
     def __getstate__(self) -> dict[str, Any]:
         names = "config max_failures global_batch returns_outcome wants_standby launch restarts"
         fields = {f"_{name}": getattr(self, f"_{name}") for name in names.split()}
-        return {"fields": fields, "group": self._group.name, "log_level": logger.getEffectiveLevel()}
+        return {"fields": fields, "group": (self._group.name, self._group.before), "log_level": logger.getEffectiveLevel()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state["fields"])
         log_lines.begin(self._config.run, state["log_level"])
-        self._reset(state["group"])
+        self._reset(*state["group"])
         # The controller unpickles its callbacks before it reads this; a value that the user set has arrived already.
         os.environ.setdefault(POLL_INTERVAL, str(TRAIN_POLL_S))
 
@@ -127,7 +128,7 @@ class RayTrainCallback(_Callback):
     def after_init_train_context(self) -> None:
         endings.prepare_worker()
         if is_tested():
-            devices.prepare_worker()
+            devices.prepare_worker(self._group.before.get(get_runtime_context().get_node_id(), ()))
         nodes.reach_directly()
         context = get_context()
         launch_context.set_context(
@@ -158,8 +159,7 @@ class RayTrainCallback(_Callback):
                 self._policy = RetryPolicy(MAX_FAILURES, self._config.idle_timeout_s)
         if is_tested():
             bundles.install(start_s=max(self._config.start_timeout_s, self._config.idle_timeout_s))
-        on_cpu = not scaling.use_tpu and not scaling.use_gpu
-        if on_cpu and self._wants_standby:
+        if self._wants_standby and not scaling.use_tpu:
             prepare = partial(telling.prepare, self._run_hash)
             self._standby = Standby(self._config.storage, self._expect, self._places.room_elsewhere, prepare)
             self._standby.install()

@@ -25,13 +25,15 @@ class LaunchedGroup:
     Attributes:
         name: a token that no other group has; "": there is no group.
         workers: Ray Train's handles, by rank.
+        before: pids of the workers of the group before, by node.
         failures: by rank, as Ray Train's poll and the workers tell them.
         told: what the Coordinator knew of them.
     """
 
-    def __init__(self, run_hash: str, name: str = ""):
+    def __init__(self, run_hash: str, name: str = "", before: Mapping[str, Sequence[int]] | None = None):
         self._run_hash = run_hash
         self.name = name
+        self.before = before or {}
         self.workers: list[Any] = []
         self.failures: dict[int, End] = {}
         self.told = _NOTHING
@@ -40,6 +42,10 @@ class LaunchedGroup:
     def begin(self, workers: Sequence[Any]) -> None:
         """Its processes are there."""
         self.forget()
+        pids: dict[str, list[int]] = {}
+        for worker in self.workers:
+            pids.setdefault(worker.metadata.node_id, []).append(worker.metadata.pid)
+        self.before = pids
         self.name, self.workers = secrets.token_hex(4), list(workers)
         self._placement = workers[0].execute_async(get_current_placement_group)
 

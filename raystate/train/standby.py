@@ -5,9 +5,9 @@ while a group trains, each of its nodes holds one more worker process per traine
 this already and waits. So do a few nodes that have room for a trainer and none on them, for ranks
 whose node goes away. When the group ends, the waiting processes become the workers of the next one.
 
-They hold no resources of their own: the group's placement group is made as ever, and accounts for them. That is why this is for CPU
-workers only: Ray gives accelerators to a process when it starts. Two things differ in such a worker: Ray's
-`get_current_placement_group()` is None, and `get_assigned_resources()` is empty.
+They hold no resources of their own: the group's placement group is made as ever, and accounts for them. Three things differ in such a
+worker: Ray's `get_current_placement_group()` is None, and `get_assigned_resources()` and
+`get_accelerator_ids()` are empty. GPUs it gets from raystate (devices.py). On TPU no process waits.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import ray
@@ -30,6 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raystate.actors.launch_context import saves_so_far
 from raystate.machine.priority import give_way
 from raystate.storage.url import storage_kind
+from raystate.train import devices
 from raystate.train.bundles import make_groups_from
 from raystate.train.rays import worker_group
 from raystate.waits import ANSWER_S, LOOK_EVERY_S, STANDBY_FIRST_S, STANDBY_LAST_S
@@ -85,6 +87,7 @@ class Standby:
         self._group: Any = None
         self._start_by_s = 0.0
         self._kind: Any = None  # the class of the waiting actors; None: none are made for this group
+        self._gpus = 0  # of each worker
         self._own: Counter[str] = Counter()  # ranks of the group by node
         self._libraries: list[str] = []  # that a process which waits imports, too
         self._trainer: Any = None
@@ -98,7 +101,7 @@ class Standby:
     def install(self) -> None:
         """Let this process's controller make its worker groups from waiting processes, where there are any."""
         self._group_actors.install()
-        make_groups_from(lambda _group, num_workers, placement_group, _resources: self.take(num_workers, placement_group))
+        make_groups_from(lambda _group, *wanted: self.take(*wanted))
 
     def group_started(self, group: Any, now_s: float) -> None:
         self._group, self._due_s, self._start_by_s = group, now_s + STANDBY_FIRST_S, now_s + STANDBY_LAST_S
@@ -125,6 +128,7 @@ class Standby:
 
     def _begin(self, group: Any, due_s: float) -> None:
         """One more process for each of the group's workers. `due_s`: of the next look."""
+        self._gpus = ceil(group.get_resources_per_worker().get(devices.GPU, 0))
         kind = self._kind_for(group)
         self._group_actors.group_trains(ahead=kind is not None)
         _kill(self._let_go())  # of an earlier group, if this one was not made by `take`
@@ -183,11 +187,14 @@ class Standby:
         return [each.node for each in self._waiting if each.node not in self._own]
 
     def _kind_for(self, group: Any) -> Any:
-        """The class of actors that can become this group's workers; None: standby is switched
-        off."""
+        """The class of actors that can become this group's workers; None: standby is switched off, or Ray doesn't set up JAX on its
+        GPUs."""
         runtime_env = worker_group.WorkerGroup._get_worker_runtime_env(group._train_run_context.run_config.worker_runtime_env)
         variables = dict(runtime_env.get("env_vars") or {})
         if variables.get(SWITCH, "1") == "0":
+            return None
+        sets_up = getattr(group._train_run_context.backend_config, "use_gpu", False)
+        if self._gpus and not (sets_up and "cuda" in (variables.get("JAX_PLATFORMS") or "cuda")):
             return None
         cpus = int(group.get_resources_per_worker().get("CPU", 1))
         variables.setdefault("OMP_NUM_THREADS", str(max(cpus, 1)))  # as Ray sets it by the CPUs that a worker holds
@@ -196,12 +203,16 @@ class Standby:
     def _start(self, node: str, count: int) -> None:
         for _ in range(count):
             actor: Any = self._kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+            if self._gpus:
+                actor.execute.remote(devices.choose_cuda)
             actor.execute.remote(_ahead, preload, self._storage)
+            if self._gpus:
+                actor.execute.remote(_ahead, devices.load_plugin)
             if self._libraries:
                 actor.execute.remote(_ahead, import_libraries, self._libraries)
             self._waiting.append(_Waiting(actor=actor, node=node))
 
-    def take(self, num_workers: int, placement_group: Any) -> list[tuple[Any, Any]] | None:
+    def take(self, num_workers: int, placement_group: Any, resources: Mapping[str, float]) -> list[tuple[Any, Any]] | None:
         """(actor, metadata) for each bundle, if a ready process waits on every bundle's node; else none is kept."""
         waiting = self._let_go()
         self._group_actors.group_ended()
@@ -212,9 +223,12 @@ class Standby:
             chosen = _match(waiting, places) if waiting else None
             if chosen is not None:
                 # In order after the import: what answers this now is alive and ready.
-                metadata = ray.get([each.actor.get_metadata.remote() for each in chosen], timeout=ANSWER_S)
+                actors = [each.actor for each in chosen]
+                metadata = ray.get([actor.get_metadata.remote() for actor in actors], timeout=ANSWER_S)
+                if gpus := ceil(resources.get(devices.GPU, 0)):
+                    metadata = devices.give(actors, metadata, gpus, placement_group)
                 _kill([each for each in waiting if each not in chosen])
-                return [(each.actor, found) for each, found in zip(chosen, metadata, strict=True)]
+                return list(zip(actors, metadata, strict=True))
         except Exception as error:  # not ready, dead, or Ray's table looks otherwise: start new ones
             logger.debug("standby processes are not used: %s: %s", type(error).__name__, error)
         _kill(waiting)
@@ -249,12 +263,12 @@ def _kill(waiting: Sequence[_Waiting]) -> None:
         ray.kill(each.actor)
 
 
-def _ahead(work: Callable[[Any], None], given: Any) -> None:
+def _ahead(work: Callable[..., None], *given: Any) -> None:
     """In the waiting process. User code is not imported: it may use JAX, which has to wait for jax.distributed."""
     if os.environ.get("JAX_PLATFORMS"):
         # On a thread of its own that gives way: on few cores these imports would make the running training skip snapshots.
         with ThreadPoolExecutor(1, initializer=give_way) as pool:
-            pool.submit(work, given).result()
+            pool.submit(work, *given).result()
 
 
 def preload(storage: str) -> None:

@@ -85,11 +85,12 @@ def test_hooks_exist_and_take_the_same_arguments(base: type, hook: str) -> None:
 
 def test_the_callback_pickles_without_the_controllers_state() -> None:
     callback = RayTrainCallback(CONFIG, max_failures=2)
-    callback._group.name, callback._group.workers = "token", [threading.Lock()]
+    callback._group.name, callback._group.workers, callback._group.before = "token", [threading.Lock()], {"node": [7]}
     before = os.environ.pop(constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, None)
     try:
         copied = pickle.loads(pickle.dumps(callback))
         assert (copied._group.name, copied._max_failures, copied._group.workers) == ("token", 2, [])
+        assert copied._group.before == {"node": [7]}, "whom the new workers wait for"
         assert os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] == str(callback_module.TRAIN_POLL_S)
         os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] = "5"
         pickle.loads(pickle.dumps(callback))
@@ -393,13 +394,16 @@ def test_a_worker_finds_our_function_under_the_name_of_rays_jax_setup(monkeypatc
     monkeypatch.setattr(setup, "_setup_jax_distributed_environment", setup._setup_jax_distributed_environment)
     sent = pickle.dumps(setup._setup_jax_distributed_environment)
     monkeypatch.setattr(setup, "_setup_jax_distributed_environment", lambda: shown.append(os.environ["CUDA_VISIBLE_DEVICES"]))
-    devices.prepare_worker()
+    waited: list[Any] = []
+    monkeypatch.setattr(devices, "wait_until_free", lambda *what: waited.append(what))
+    devices.prepare_worker([7])
     for platforms, own, after in (("cuda,cpu", ["2", "5"], "2,5"), ("cuda", [], "0,1"), ("cpu", ["2"], "0,1"), ("", ["2"], "0,1")):
         monkeypatch.setattr(devices, "given", lambda own=own: own)
         monkeypatch.setenv("JAX_PLATFORMS", platforms)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
         pickle.loads(sent)()
         assert (shown.pop(), os.environ["CUDA_VISIBLE_DEVICES"]) == ("0,1", after)
+    assert waited == [([7], ["2", "5"])]
 
 
 def test_waiting_for_a_listener() -> None:
