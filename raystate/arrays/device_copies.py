@@ -1,7 +1,7 @@
 """Copies of a step's arrays in the memory of their own devices, which cost the training milliseconds.
 
 They are ordinary programs of JAX's, so XLA itself has the next step wait that donates the arrays.
-Nobody else has the copies: they can be read beside the training, at their addresses. The user's own
+No other code has the copies: they can be read beside the training, at their addresses. The user's own
 arrays never can: XLA knows nothing of such a reader, and would let a step write there meanwhile.
 """
 

@@ -90,7 +90,7 @@ class Gpus:
             return self.stream(device).free_bytes() - SPARE_BYTES
         limit, peak = stats.get("bytes_limit", 0), stats.get("peak_bytes_in_use", 0)
         with self._lock:
-            # What a step needs is only in the peak. Ours are in it, too, and nobody can set it back.
+            # What a step needs is only in the peak. Ours are in it, too, and it can't be set back.
             used = max(self._before.setdefault(device, peak), peak - self._most.get(device, 0))
             return limit - used - max(SPARE_BYTES, int(SPARE_SHARE * limit)) - self.held_bytes(device)
 
@@ -201,7 +201,7 @@ class Gpus:
             raise _unknown(unsettled) from None
 
     def settle(self) -> None:
-        """No copy of before is on its way any more. Until that is known, what it reads stays, and nobody writes to a slot.
+        """No copy of before is on its way any more. Until that is known, what it reads stays, and no slot is written to.
 
         Raises:
             RaystateError: the driver can't say.

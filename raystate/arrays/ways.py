@@ -72,5 +72,5 @@ class Ways:
 
 @functools.lru_cache(maxsize=1)
 def of_restores() -> Ways:
-    """For what this process restores, whoever does it."""
+    """For all that this process restores."""
     return Ways()

@@ -103,7 +103,7 @@ class Driver:
             raise DriverError(f"{name} gave {status}")
 
     def register(self, address: int, nbytes: int) -> None:
-        """Whole pages that nobody has registered in this process."""
+        """Whole pages that are not registered in this process yet."""
         self.call("cuMemHostRegister_v2", address, nbytes, _PORTABLE)
         with self._lock:
             at = bisect.bisect(self._begins, address)
