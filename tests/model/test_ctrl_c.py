@@ -19,7 +19,7 @@ from tests.interrupting import interrupted
 from tests.model.world import Rank, World
 
 MANAGER = os.path.dirname(package.__file__)
-INSIDE = (MANAGER, os.path.join(os.path.dirname(MANAGER), "core", "trainer.py"), os.path.join(os.path.dirname(MANAGER), "arena"))
+INSIDE = (MANAGER, os.path.join(os.path.dirname(MANAGER), "core", "trainer"), os.path.join(os.path.dirname(MANAGER), "arena"))
 HOST = (host_loop.__file__,)  # in the model a call to it runs in the thread that makes it
 RESTORING = tuple(os.path.join(MANAGER, name) for name in ("facade.py", "restoring.py"))
 SEVERAL = 8  # more than there are slots
