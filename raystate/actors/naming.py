@@ -17,8 +17,7 @@ from raystate.observe.record_codec import messages_format
 from raystate.waits import AGAIN_S
 
 NAMESPACE = "raystate"
-# It goes up with the actors' methods and what is none of the messages, and when a message means something else and looks the same.
-# (tests/house/test_formats.py)
+# Raise it when an actor's methods or their other arguments change, or a message changes only its meaning. (tests/house/test_messages.py)
 CALLS = 29
 
 

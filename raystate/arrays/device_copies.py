@@ -1,6 +1,6 @@
 """Copies of a step's arrays in the memory of their own devices, which cost the training milliseconds.
 
-They are ordinary programs of JAX's, so XLA itself has the next step wait that donates the arrays.
+They are ordinary programs of JAX's, so XLA makes the next step, which donates the arrays, wait for them.
 No other code has the copies: they can be read beside the training, at their addresses. The user's own
 arrays never can: XLA knows nothing of such a reader, and would let a step write there meanwhile.
 """

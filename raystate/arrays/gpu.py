@@ -25,6 +25,7 @@ from raystate.arrays.tree import Plan
 from raystate.core.formats.errors import RaystateError
 from raystate.machine.checksum import Bytes
 from raystate.machine.cuda import DriverError, Registration, driver
+from raystate.waits import ANSWER_S
 
 _PAUSE = 4  # times as long as a registration takes: the driver may hold up the training meanwhile
 _LARGE_BYTES = 1 << 20  # of a restored box: smaller ones JAX places as fast
@@ -79,7 +80,7 @@ class GpuStager:
         copied: list[Copied] = []
         try:
             kept = self._copies(groups, arrays, parts, copied, into)
-        except (DriverError, RaystateError, jax.errors.JaxRuntimeError) as error:
+        except (DriverError, RaystateError) as error:
             GPUS.lose(error)
             kept = None
         if kept is None:
@@ -113,8 +114,11 @@ class GpuStager:
     def _copy(self, group: Any, arrays: list[jax.Array], parts: list[Any], *, now: bool) -> Copied:
         # The caller's mesh, if one is set, has other devices than these arrays. And a state may have NaNs in it, whose cause the caller
         # is looking for: jax would wait for each copy and raise.
-        with jax.set_mesh(None), jax.debug_nans(False), jax.debug_infs(False):
-            one, others = self._programs.copy(group, arrays)
+        try:
+            with jax.set_mesh(None), jax.debug_nans(False), jax.debug_infs(False):
+                one, others = self._programs.copy(group, arrays)
+        except jax.errors.JaxRuntimeError as error:  # later ones are of the computation itself, and the user's to see
+            raise DriverError(str(error)) from error
         GPUS.add(one)
         for shard, copy in others:
             parts[shard] = np.asarray(copy) if now else copy
@@ -157,10 +161,14 @@ class GpuStager:
 
         def detach() -> None:
             gone.set()
-            with GPUS.copying:
+            if not GPUS.copying.acquire(timeout=ANSWER_S):
+                return  # a computation that never ends: its copy may still come
+            try:
                 if GPUS.is_settled:
                     for one in registrations:
                         one.close()
+            finally:
+                GPUS.copying.release()
 
         return detach
 

@@ -19,6 +19,7 @@ rank 0 alone keeps its programs, in JAX's own way, and a warning says so.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import os
@@ -95,7 +96,7 @@ def keep_programs(programs: Programs) -> str:
 
     if reason := why_not():
         return reason
-    known = _kept is not None or _replace()
+    known = _replace()
     if not known:
         logger.warning(
             "raystate does not know the compilation cache of JAX %s (it was tested with %s): only rank 0 keeps its compiled programs, "
@@ -141,6 +142,7 @@ def _arguments(function: Any) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
+@functools.cache
 def _replace() -> bool:
     if not known_internals():
         return False

@@ -153,14 +153,14 @@ class RunPrograms:
                 self._anew, self._has_news = set(), False
             try:
                 self._shelf.offer(used, self._local, anew=anew)
-            except RaystateError as error:
+            except Exception as error:  # a thread that ended so would never offer anything again
                 self._tell(error)
             with self._lock:
                 if not self._has_news:
                     self._is_offering = False
                     return
 
-    def _tell(self, why: RaystateError | str) -> None:
+    def _tell(self, why: Exception | str) -> None:
         if not self._told:
             logger.warning(
                 "compiled programs don't go between this node and %s (%s): what a node lacks it compiles",

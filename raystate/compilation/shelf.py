@@ -55,7 +55,7 @@ class Shelf:
         self._own_lists: list[str] = []
 
     def begin(self) -> Sequence[str]:
-        """Learn what is there. Returns the programs that this rank used last, the newest first; others of as many ranks may do.
+        """Learn what is there. Returns the programs that this rank used last, the newest first; without a list of its own another rank's.
 
         Raises:
             StorageError: storage failed.
@@ -117,7 +117,8 @@ class Shelf:
         has_news = any(name not in self._there for name in used)
         if has_news:
             self._look()  # another rank may have put them there
-        room = self._cap_bytes - sum(self._there[name].size for name in used if name in self._there)
+        with self._lock:  # a thread that fetches may find one damaged, and remove it
+            room = self._cap_bytes - sum(self._there[name].size for name in used if name in self._there)
         for name in reversed(used):
             if name in self._there or (held := local.read(name)) is None or len(held) > room:
                 continue

@@ -94,7 +94,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: only steps that become
             durable. None: as few as `save_overhead` allows, by what snapshots cost the steps, measured; the log says how many. Below
             eight, one snapshot of eight is left out, so that there are undisturbed steps.
-        save_overhead: with that None, the share of the training's time that snapshots may cost: `"3%"`, or 0.03.
+        save_overhead: where `snapshot_every_steps` is None: the share of the training's time that snapshots may cost, `"3%"` or 0.03.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (raystate fills one and keeps one).
         replicas: copies of each host's snapshots in the memory of other hosts, in other failure domains where there are any; 0: none.
             With 1 the loss of a node costs no step that has its copies, with 2 the loss of two nodes at once, and so on. Each takes

@@ -203,17 +203,22 @@ class Ring:
     """Registered buffers, for copies to and from memory that isn't. Raises DriverError: they can't be registered.
 
     Attributes:
-        is_lost: a stream can't tell when its buffers are free.
+        lost: streams that can't tell when their buffers are free.
     """
 
     def __init__(self, driver: Driver):
-        self.is_lost = False
+        self.lost = set[Stream]()
         body = np.frombuffer(mmap.mmap(-1, RING * COPY_BYTES), np.uint8)
         self._free: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
         for at in range(0, body.size, COPY_BYTES):
             buffer = body[at : at + COPY_BYTES]
             buffer[:: mmap.PAGESIZE] = 0  # the driver takes ten times as long to make the pages
-            driver.register(buffer.ctypes.data, COPY_BYTES)
+            try:
+                driver.register(buffer.ctypes.data, COPY_BYTES)
+            except DriverError:
+                while (made := self.take()) is not None:
+                    driver.unregister(made.ctypes.data)
+                raise
             self._free.put(buffer)
 
     def take(self) -> Bytes | None:
@@ -226,7 +231,7 @@ class Ring:
     def wait(self) -> Bytes:
         """One that another stream gives back. Raises DriverError: none does."""
         deadline_s = own_time() + ANSWER_S
-        while not self.is_lost and own_time() < deadline_s:
+        while not self.lost and own_time() < deadline_s:
             with contextlib.suppress(queue.Empty):
                 return self._free.get(timeout=SOON_S)
         raise DriverError("no buffer is given back")
@@ -312,10 +317,10 @@ class Stream:
     def settle(self) -> None:
         """After a fault: no copy is on its way any more. Raises DriverError: that can't be known."""
         if self._taken:  # the others wait for these
-            self._driver.ring().is_lost = True
+            self._driver.ring().lost.add(self)
         self._driver.call("cuStreamSynchronize", self._stream)
         if self._taken:
-            self._driver.ring().is_lost = False
+            self._driver.ring().lost.discard(self)
         self._under_way.clear()
         while self._taken:
             self._driver.ring().give(self._taken.pop())

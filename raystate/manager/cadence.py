@@ -14,7 +14,7 @@ import jax
 from raystate.config.state_config import StateConfig
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
-from raystate.waits import LOOK_EVERY_S, REPORT_EVERY_S
+from raystate.waits import COMPUTED_S, LOOK_EVERY_S, REPORT_EVERY_S
 
 
 class Cadence:
@@ -25,29 +25,41 @@ class Cadence:
         self._session = session
         self._pipeline = pipeline
         self._shown_s = float("-inf")
+        self._lineage = ""  # in which the newest call has begun
 
     def begin(self, step: int, state: Any, *, force: bool) -> bool:
         """save(step) begins. Whether it keeps nothing: its state is not looked at then, only held."""
         if self._is_measured:
             self._measure(step, state)
         with self._pipeline.lock:
+            self._lineage = self._session.lineage
             word = self._session.words.host_word()
             return not force and self._pipeline.check.has_looked and self._pipeline.machine.passes(step, word)
 
     def _measure(self, step: int, state: Any) -> None:
         """Where the interval of snapshots is measured, a few calls wait until their state is computed."""
         times = self._pipeline.machine.times
-        waits = times.waits()
-        if waits:
-            with contextlib.suppress(Exception):  # an array that was donated, or can't be computed: it is said where it is needed
-                jax.block_until_ready(state)
+        due_in = self._pipeline.machine.due_in(self._session.words.host_word())
+        waited = times.waits(due_in) and self._is_computed(state)
         with self._pipeline.lock:
-            times.called(step, self._session.link.clock(), waited=waits, copying=self._pipeline.machine.staging)
+            times.called(step, self._session.link.clock(), waited=waited, copying=self._pipeline.machine.staging)
+
+    def _is_computed(self, state: Any) -> bool:
+        """Wait for it; False if it is not to be: a rank that hangs may be in a collective of it."""
+        link, give_up_s = self._session.link, self._session.link.clock() + self._session.config.barrier_timeout_s
+        with contextlib.suppress(Exception):  # an array that was donated, or can't be computed: it is said where it is needed
+            arrays: list[Any] = [leaf for leaf in jax.tree_util.tree_leaves(state) if isinstance(leaf, jax.Array)]
+            while not all(array.is_ready() for array in arrays):
+                if self._session.fails or link.clock() > give_up_s:
+                    return False
+                link.rest(seconds=COMPUTED_S)
+            return True
+        return False
 
     def pass_by(self, step: int, decided: Callable[[None], None]) -> None:
         """Do all that such a save does."""
         with self._pipeline.lock:
-            self._pipeline.pass_by(step)
+            self._pipeline.pass_by(step, self._lineage)
             decided(None)
             self._show_life(REPORT_EVERY_S)  # its HostActor reports no oftener
 

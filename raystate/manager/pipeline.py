@@ -79,10 +79,9 @@ class Pipeline:
             options=self._session.config.write_options,
         )
 
-    def pass_by(self, step: int) -> None:
-        """A save has kept nothing."""
-        self._session.refuse_unfinished_restore()
-        self._session.refuse_left("save(): the step was not saved")
+    def pass_by(self, step: int, lineage: str) -> None:
+        """A save that began in this lineage has kept nothing."""
+        self._session.refuse_overtaken(lineage)
         self.machine.pass_by(step)
         self._skipped.forget()
 

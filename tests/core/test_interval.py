@@ -20,7 +20,7 @@ SHARE = 0.03
 class Loop:
     """Ranks that train in step, with a clock of their own. A snapshot costs `blocked_s` in save() and slows the steps beside its copy."""
 
-    def __init__(self, ranks: int = 1, *, run_ahead: int = 0, seed: int = 0):
+    def __init__(self, ranks: int = 1, *, run_ahead: int = 0, seed: int = 0, stride: int = 1, first: int = 1):
         settings = Settings(run="r", storage="s", snapshot_every_steps=None, save_overhead=SHARE)
         self.context = Context(settings)
         self.interval = Interval(self.context)
@@ -28,24 +28,27 @@ class Loop:
         for rank in self.ranks:
             rank.begin("1.1.x", None)
         self.now_s = 0.0
-        self.step = 0
-        self.snapshots = 0
+        self.step = first - stride  # save() is called at every so many steps
+        self._stride = stride
+        self.snapshots = self.measured = 0
         self._grants = [1, 1, 1]
         self._queued: list[float] = []
         self._run_ahead = run_ahead
         self._random = Random(seed)
 
-    def train(self, steps: int, step_s: float, cost_s: float, *, noise: float = 0.0) -> float:
+    def train(self, calls: int, step_s: float, cost_s: float, *, noise: float = 0.0) -> float:
         """The seconds that they took."""
         began_s = self.now_s
-        for _ in range(steps):
-            self.step += 1
+        for _ in range(calls):
+            self.step += self._stride
             word = HostWord(grants=tuple(self._grants), interval=self.interval.advised)
             taken = set[bool]()
-            if any(rank.times.waits() for rank in self.ranks):
+            waits = [rank.times.waits(rank.due_in(word)) for rank in self.ranks]
+            self.measured += sum(waits)
+            if any(waits):
                 self._wait()
-            for rank in self.ranks:
-                rank.times.called(self.step, self.now_s, waited=rank.times.waits(), copying=False)
+            for rank, waited in zip(self.ranks, waits, strict=True):
+                rank.times.called(self.step, self.now_s, waited=waited, copying=False)
                 decision = rank.on_save(self.step, host_word=word)
                 taken.add(decision.action == "stage")
                 if decision.action == "stage":
@@ -56,7 +59,7 @@ class Loop:
             if snapshot:
                 self.snapshots += 1
                 self._grants = [grant + 1 for grant in self._grants]
-            seconds = step_s * (1 + noise * self._random.uniform(-1, 1)) + (cost_s if snapshot else 0.0)
+            seconds = self._stride * step_s * (1 + noise * self._random.uniform(-1, 1)) + (cost_s if snapshot else 0.0)
             self._pass(seconds)
             self.context.now_s = self.now_s
             words = [rank.word() for rank in self.ranks]
@@ -89,6 +92,50 @@ def test_snapshots_cost_no_more_than_their_share(step_s: float, cost_s: float, r
     # And they are as frequent as that allows.
     assert loop.interval.every == 1 or lost >= 0.6 * SHARE
     assert loop.snapshots >= 4
+
+
+@pytest.mark.parametrize(("stride", "first"), [(2, 2), (10, 10), (10, 9), (100, 99), (1000, 999), (1000, 1000)])
+@pytest.mark.parametrize("cost_s", [0.001, 0.1, 10.0])
+def test_a_loop_that_calls_at_its_own_cadence_is_measured(stride: int, first: int, cost_s: float) -> None:
+    """None of its steps may be a multiple of anything, nor all of them be left out."""
+    loop = Loop(stride=stride, first=first)
+    loop.train(100, 0.01, cost_s)
+    assert loop.ranks[0].times.snapshot_s == pytest.approx(cost_s, rel=0.01)
+    loop.train(100, 0.01, cost_s)
+    before, loop.measured = loop.snapshots, 0
+    loop.train(1000, 0.01, cost_s)
+    expected = 1000 * stride / max(loop.interval.every, stride)
+    assert 0.6 * expected - 1 <= loop.snapshots - before <= expected + 1
+    assert loop.measured < 200  # most calls wait for nothing
+
+
+@pytest.mark.parametrize("stride", [1, 7, 100, 1000])
+def test_ranks_that_skip_other_steps_come_to_have_one_in_common(stride: int) -> None:
+    """A copy takes as long as three calls: a rank that has begun one skips those of the next two."""
+    settings = Settings(run="r", storage="s", snapshot_every_steps=None)
+    interval = Interval(Context(settings))
+    ranks = [Trainer(rank, 2, "1.1.x", snapshot_every=None) for rank in range(2)]
+    busy, common, word = [0, 1], 0, HostWord()
+    for rank in ranks:
+        rank.begin("1.1.x", None)
+    for call in range(1, 100):
+        step, taken = call * stride, list[bool]()
+        word = HostWord(grants=(call + 1,) * 3, interval=interval.advised)
+        for index, rank in enumerate(ranks):
+            rank.times.called(step, call * 1.0, waited=False, copying=False)
+            decision = rank.on_save(step, host_word=word, stager_busy=busy[index] > 0)
+            if decision.action == "stage":
+                assert decision.slot is not None
+                rank.staged(decision.slot, step)
+            busy[index] = 3 if decision.action == "stage" else busy[index] - 1
+            if decision.action != "none":
+                taken.append(decision.action == "stage")
+        if taken and all(taken):
+            common += 1
+            interval.stable(step)
+        elif taken:
+            interval.skipped(step, step, ranks[0].word().stride, "a rank skipped it")
+    assert common >= 8
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -76,14 +76,17 @@ class Interval:
         if self._calm >= CALM_SNAPSHOTS and self.factor > 1:
             self._set_factor(self.factor // 2, newest, f"{self._calm} snapshots without a skip")
 
-    def skipped(self, step: int, newest: int, why: str) -> None:
-        """A rank has skipped a step."""
-        if step <= self._mark or step % self.steps:
+    def skipped(self, step: int, newest: int, stride: int, why: str) -> None:
+        """A rank has skipped a step. `stride`: steps between its calls of save()."""
+        if self.context.settings.snapshot_every_steps is not None:
+            stride = 1  # of a number its multiples are snapshotted, and no others
+        if step <= self._mark or step // self.steps == (step - stride) // self.steps:
             return
+        least = -(-stride // self.every)  # a shorter interval than a stride is no shorter
         if self._calm >= TOLERATED_EVERY:  # one hiccup must not halve the rate of snapshots
             self._calm = 0
-        elif self.factor < MAX_FACTOR:
-            self._set_factor(self.factor * 2, newest, f"{why}. {_AHEAD}")
+        elif self.factor < MAX_FACTOR * least:
+            self._set_factor(max(self.factor, least) * 2, newest, f"{why}. {_AHEAD}")
 
     def _set_factor(self, factor: int, newest: int, why: str) -> None:
         self.factor = factor
@@ -120,7 +123,7 @@ class Interval:
         if (found := _of(word)) is None:
             return True
         wanted = found.interval(self.context.settings.save_overhead)
-        return _SHORTER * self.every <= wanted <= max(self.every, _LONGER * self.every)
+        return _SHORTER * self.every <= wanted <= _LONGER * self.every
 
     def _say(self, level: str, why: str) -> None:
         every = self.steps

@@ -187,7 +187,7 @@ class Snapshots:
             # An earlier Coordinator may have seen that it had one, which made room. (test_ending.test_why_a_copy_is_gone_is_not_said)
             self.saves.lost(snap.id, f"rank {rank} (host {view.host}) has no copy of it, and newer steps came")
         if is_new:
-            self.interval.skipped(step, group.newest, why)
+            self.interval.skipped(step, group.newest, group.seen[rank].stride if rank in group.seen else 1, why)
 
     # ---------------------------------------------------------------- advice
 

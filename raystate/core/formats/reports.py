@@ -46,6 +46,7 @@ class TrainerWord:
     ack_step: int = -1  # its step when it answered
     phase: Literal["joined", "running", "closing", "failed"] = "joined"
     error: str = ""  # phase "failed": the user's exception, one line
+    stride: int = 1  # steps between its last two calls
     step_s: float = 0.0  # seconds that an undisturbed step takes; 0.0: not known
     snapshot_s: float | None = None  # seconds that a snapshot costs the steps; None: not known
 

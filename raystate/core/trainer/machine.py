@@ -23,7 +23,7 @@ from raystate.core.trainer.own_slots import OwnSlots
 from raystate.core.trainer.save_decision import Due, SaveDecision
 from raystate.core.trainer.step_times import StepTimes
 
-LEFT_OUT = 8  # of so many snapshots one is left out where the interval is shorter: there are undisturbed steps to measure then
+LEFT_OUT = 8  # of so many snapshots one is left out where the interval has fewer calls: there are undisturbed steps to measure then
 
 
 class Trainer:
@@ -127,6 +127,7 @@ class Trainer:
             ack_step=self.answers.step,
             phase=self.phase,
             error=self.error,
+            stride=self.times.stride,
             step_s=self.times.step_s,
             snapshot_s=self.times.snapshot_s,
         )
@@ -209,6 +210,11 @@ class Trainer:
         """The slot with the capture of the newest step, if that is this step; None: it has none."""
         return self.slots.capture_of(step, host_word) if step == self.newest else None
 
+    def due_in(self, host_word: HostWord | None) -> int:
+        """The next snapshot is due at the call after so many, where the interval is measured; 0: at the next one."""
+        interval = 1 if host_word is None else host_word.interval
+        return (interval - max(0, self.newest) % interval - 1) // self.times.stride
+
     def passes(self, step: int, host_word: HostWord | None) -> bool:
         """Whether save(step) keeps nothing, answers nothing and fails at nothing: `pass_by` is all that it does then."""
         if host_word is None or host_word.failure is not None or self.answers.agreed is not None or self.phase != "running":
@@ -226,8 +232,9 @@ class Trainer:
         """Whether a snapshot of this step is due; asked before it is the newest."""
         if self.snapshot_every is not None:
             return self.snapshot_every > 0 and step % (self.snapshot_every * interval) == 0
-        number = step // interval
-        return number > self.newest // interval and (interval >= LEFT_OUT or number % LEFT_OUT != LEFT_OUT - 1)
+        stride = step - self.newest  # a loop may call at its own cadence
+        is_left_out = interval < LEFT_OUT * stride and step // max(interval, stride) % LEFT_OUT == LEFT_OUT - 1
+        return step // interval > self.newest // interval and not is_left_out
 
     def would_be_durable(self, step: int) -> bool:
         """Whether save(step) would be durable by the step rule."""

@@ -15,8 +15,9 @@ FIRST_SNAPSHOTS = 8  # all of these are measured
 RECENT_SNAPSHOTS = 16
 RECENT_STEPS = 24
 CALM_STEPS = 4  # undisturbed periods that are measured after a wake
-LEAD_CALLS = 2  # measured before a snapshot: the first of them waits for all that the loop is ahead
-MEASURE_EVERY = 8  # snapshots
+LEAD_CALLS = 2  # measured before a snapshot: the first drains what the loop has queued
+MEASURE_EVERY = 8  # snapshots, and
+UNMEASURED_CALLS = 64
 WINDOW_CALLS = 16
 OTHER_PACE = 2.0  # the calls' own pace has changed by so much: the steps are measured again
 
@@ -35,18 +36,26 @@ class StepTimes:
         self._wake: tuple[int, float] | None = None  # (steps, seconds) since the newest snapshot
         self._ended: tuple[int, float] | None = None  # a wake without its undisturbed periods
         self._costs: deque[float] = deque(maxlen=RECENT_SNAPSHOTS)
-        self._since = 0  # calls since the newest snapshot
-        self._interval = 1  # calls between the two before
         self._unmeasured = 0  # snapshots since one was
+        self._unmeasured_calls = 0
         self._looks = 0  # calls that are still measured because the pace has changed
 
-    def waits(self) -> bool:
-        """Whether the call that begins now is measured: it waits until its state is computed, before `called`."""
+    def waits(self, due_in: int) -> bool:
+        """Whether the call that begins now is measured: it waits until its state is computed, before `called`.
+
+        Args:
+            due_in: the next snapshot is due at the call after so many.
+        """
         if self._looks:
             return True
-        is_wanted = len(self._costs) < FIRST_SNAPSHOTS or self._unmeasured >= MEASURE_EVERY
         is_under_way = self._waited and (self._wake is not None or self._ended is not None)
-        return is_under_way or (is_wanted and self._since + LEAD_CALLS >= self._interval)
+        return is_under_way or (self._is_wanted and due_in <= LEAD_CALLS)
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether the next snapshot is to be measured."""
+        is_long_ago = self._unmeasured >= MEASURE_EVERY and self._unmeasured_calls >= UNMEASURED_CALLS
+        return len(self._costs) < FIRST_SNAPSHOTS or is_long_ago
 
     def called(self, step: int, now_s: float, *, waited: bool, copying: bool) -> None:
         """save(step) is called.
@@ -55,7 +64,7 @@ class StepTimes:
             now_s: once its state is computed, if it has waited for it.
             copying: a copy is still under way.
         """
-        self._since += 1
+        self._unmeasured_calls += 1
         was_measured, self._waited = self._waited and waited, waited
         before = self._calls[-1] if self._calls else None
         if before is not None and step <= before[0]:  # it comes again, or after a restore
@@ -74,12 +83,16 @@ class StepTimes:
         self._looks = max(0, self._looks - 1)
         self._look_at_pace()
 
+    @property
+    def stride(self) -> int:
+        """Steps between the last two calls."""
+        return max(1, self._calls[-1][0] - self._calls[-2][0]) if len(self._calls) > 1 else 1
+
     def snapshotted(self) -> None:
         """This call has taken a snapshot."""
         self._judge()
-        self._interval, self._since = max(1, self._since), 0
         self._unmeasured += 1
-        self._wake = (0, 0.0) if self._waited else None
+        self._wake = (0, 0.0) if self._waited and self._is_wanted else None
 
     def _undisturbed(self, seconds: float) -> None:
         self._calm.append(seconds)
@@ -94,7 +107,7 @@ class StepTimes:
         if self._ended is not None and self._beside:
             steps, seconds = self._ended
             self._costs.append(seconds - steps * _without_extremes(self._beside))
-            self._unmeasured = 0
+            self._unmeasured = self._unmeasured_calls = 0
             if len(self._costs) >= LEAST_SNAPSHOTS:
                 self.snapshot_s = max(0.0, _without_extremes(self._costs))
         self._ended = None
