@@ -9,10 +9,6 @@ from __future__ import annotations
 
 # ---------------------------------------------------------------- looking again
 
-# A save() that measures its steps looks so often whether its state is computed.
-# Then, after barrier_timeout_s at most, it goes on and measures nothing.
-COMPUTED_S = 0.0005
-
 # What ends within milliseconds on this machine: a connection, a process that starts, a group's ends.
 # Then it is looked at again, until the wait's own deadline.
 SOON_S = 0.01

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ import jax
 from raystate.config.state_config import StateConfig
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
-from raystate.waits import COMPUTED_S, LOOK_EVERY_S, REPORT_EVERY_S
+from raystate.waits import AGAIN_S, LOOK_EVERY_S, REPORT_EVERY_S
+
+logger = logging.getLogger("raystate")
 
 
 class Cadence:
@@ -46,15 +49,24 @@ class Cadence:
 
     def _is_computed(self, state: Any) -> bool:
         """Wait for it; False if it is not to be: a rank that hangs may be in a collective of it."""
-        link, give_up_s = self._session.link, self._session.link.clock() + self._session.config.barrier_timeout_s
-        with contextlib.suppress(Exception):  # an array that was donated, or can't be computed: it is said where it is needed
-            arrays: list[Any] = [leaf for leaf in jax.tree_util.tree_leaves(state) if isinstance(leaf, jax.Array)]
-            while not all(array.is_ready() for array in arrays):
-                if self._session.fails or link.clock() > give_up_s:
-                    return False
-                link.rest(seconds=COMPUTED_S)
-            return True
-        return False
+        computed, over = list[bool](), threading.Event()
+
+        def wait() -> None:
+            try:
+                jax.block_until_ready(state)
+                computed.append(True)
+            except Exception:  # an array that was donated, or can't be computed: it is said where it is needed
+                logger.debug("a step is not measured", exc_info=True)
+            finally:
+                over.set()
+
+        # JAX's wait has no deadline, and to ask a donated array whether it is ready crashes the process.
+        threading.Thread(target=wait, name="raystate-measure", daemon=True).start()
+        give_up_s = self._session.link.clock() + self._session.config.barrier_timeout_s
+        while not over.wait(AGAIN_S):
+            if self._session.fails or self._session.link.clock() > give_up_s:
+                return False
+        return bool(computed)
 
     def pass_by(self, step: int, decided: Callable[[None], None]) -> None:
         """Do all that such a save does."""
