@@ -12,8 +12,8 @@ from raystate.machine import cuda
 from tests.gpu.conftest import OFF, StandIn
 from tests.model.script import play
 
-CHUNK = 10
-SHOWN = 30
+CHUNK = 40  # of fewer, none might have arrays that a GPU has room for
+SHOWN = 40
 SEEDS = 200
 
 

@@ -100,7 +100,8 @@ class Interval:
     def measured(self, new: Iterable[TrainerWord], words: Collection[TrainerWord], newest: int) -> None:
         """What the ranks of a group have measured. `new`: those of `words` that have just come."""
         settings = self.context.settings
-        if settings.snapshot_every_steps is not None or (self.found is not None and all(map(self._fits, new))):
+        news = [found for word in new if (found := _of(word)) is not None]
+        if settings.snapshot_every_steps is not None or not news or (self.found is not None and all(map(self._fits, news))):
             return
         known = [found for word in words if (found := _of(word)) is not None]
         if not known or len(known) < len(words):
@@ -118,10 +119,8 @@ class Interval:
             self._said, self._silent_until_s = every, now_s + SAID_AGAIN_S
         self._say("info" if is_news else "debug", worst.text(self.steps))
 
-    def _fits(self, word: TrainerWord) -> bool:
+    def _fits(self, found: Measured) -> bool:
         """Whether the interval may stay as far as this rank is concerned."""
-        if (found := _of(word)) is None:
-            return True
         wanted = found.interval(self.context.settings.save_overhead)
         return _SHORTER * self.every <= wanted <= _LONGER * self.every
 
