@@ -89,7 +89,8 @@ class Shelf:
         try:
             held = self.storage.read(info.name)
         except ObjectMissingError:
-            self._there.pop(name, None)
+            with self._lock:
+                self._there.pop(name, None)
             return None
         if seal_of(name, held) == info.name.rpartition(".")[2]:
             return held
@@ -117,7 +118,7 @@ class Shelf:
         has_news = any(name not in self._there for name in used)
         if has_news:
             self._look()  # another rank may have put them there
-        with self._lock:  # a thread that fetches may find one damaged, and remove it
+        with self._lock:  # a thread that fetches may find one gone or damaged
             room = self._cap_bytes - sum(self._there[name].size for name in used if name in self._there)
         for name in reversed(used):
             if name in self._there or (held := local.read(name)) is None or len(held) > room:
