@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from raystate.config.state_config import StateConfig
+from raystate.core.formats.messages import HostWord
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 from raystate.waits import AGAIN_S, LOOK_EVERY_S, REPORT_EVERY_S
@@ -29,6 +30,7 @@ class Cadence:
         self._pipeline = pipeline
         self._shown_s = float("-inf")
         self._lineage = ""  # in which the newest call has begun
+        self._word: HostWord | None = None  # of then
 
     def begin(self, step: int, state: Any, *, force: bool) -> bool:
         """save(step) begins. Whether it keeps nothing: its state is not looked at then, only held."""
@@ -36,14 +38,14 @@ class Cadence:
             self._measure(step, state)
         with self._pipeline.lock:
             self._lineage = self._session.lineage
-            word = self._session.words.host_word()
-            return not force and self._pipeline.check.has_looked and self._pipeline.machine.passes(step, word)
+            self._word = self._session.words.host_word()
+            return not force and self._pipeline.check.has_looked and self._pipeline.machine.passes(step, self._word)
 
     def _measure(self, step: int, state: Any) -> None:
         """Where the interval of snapshots is measured, a few calls wait until their state is computed."""
         times = self._pipeline.machine.times
-        due_in = self._pipeline.machine.due_in(self._session.words.host_word())
-        waited = times.waits(due_in) and self._is_computed(state)
+        # By the interval at the call before: a guess will do, and each read of the word costs a loop that saves at every step.
+        waited = times.waits(self._pipeline.machine.due_in(self._word)) and self._is_computed(state)
         with self._pipeline.lock:
             times.called(step, self._session.link.clock(), waited=waited, copying=self._pipeline.machine.staging)
 
