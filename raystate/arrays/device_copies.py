@@ -135,7 +135,7 @@ def _group(device: Any, members: list[_Member]) -> CopyGroup:
 
 
 class CopyPrograms:
-    """The programs, by kind of group. Calls come from the training thread; they are compiled on others."""
+    """The programs, by kind of group. Calls come from one thread at a time; they are compiled on others."""
 
     def __init__(self) -> None:
         self._compiled: dict[Hashable, Any] = {}  # None: it could not be compiled, or is being

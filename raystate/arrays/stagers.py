@@ -44,7 +44,7 @@ class Keeping(Protocol):
 
 
 class Stager(Protocol):
-    """The way of one kind of device, for one trainer. `hold` is for the training thread, the rest for others."""
+    """The way of one kind of device, for one trainer. `hold` is for one thread at a time, the training's or the stager's."""
 
     def takes(self, array: jax.Array) -> bool:
         """Whether the array is on such devices."""

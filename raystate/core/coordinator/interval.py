@@ -16,7 +16,7 @@ TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the fa
 _AHEAD = "A loop that runs ahead of its devices skips steps; float(loss) in each step holds it back"
 # The interval stays while what the measures ask for is between these shares of it: they waver.
 _SHORTER, _LONGER = 0.5, 1.1
-_SAID_AGAIN = 2  # people hear of an interval that is so many times as long as the one they know, or as short
+_NEWS = 2  # people hear of an interval that is so many times as long as the one they know, or as short
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Interval:
         self.every = every
         self._mark = newest
         now_s = self.context.now_s
-        is_news = now_s >= self._silent_until_s and not self._said / _SAID_AGAIN < every < self._said * _SAID_AGAIN
+        is_news = now_s >= self._silent_until_s and not self._said / _NEWS < every < self._said * _NEWS
         if is_news:
             self._said, self._silent_until_s = every, now_s + SAID_AGAIN_S
         self._say("info" if is_news else "debug", worst.text(self.steps))
