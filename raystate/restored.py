@@ -24,6 +24,7 @@ from raystate.arrays.stored import state_dict
 from raystate.arrays.transforms import Rules, Transforms
 from raystate.arrays.tree import describe
 from raystate.config.errors import check_flag
+from raystate.core.formats.boxes import Box
 from raystate.core.formats.errors import ConfigError, ReferenceMismatchError, callers_code
 from raystate.core.formats.tree import TreeSpec
 from raystate.machine.memory import node_memory
@@ -347,6 +348,9 @@ class _StorageSource:
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
         return self.reader.read(self.item, [(r.leaf, r.start, r.shape) for r in requests])
+
+    def read_into(self, boxes: Sequence[tuple[int, Box]], into: Sequence[np.ndarray]) -> None:
+        self.reader.read(self.item, [(leaf, box.start, box.shape) for leaf, box in boxes], into)
 
 
 def content_from_storage(reader: StepReader, step: int, *, alone: bool = False) -> StepContent:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 import statistics
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +16,6 @@ from raystate.machine import checksum
 from raystate.machine.threads import in_threads
 
 TIMES = 5
-D2H = 2  # cudaMemcpyDeviceToHost
 ONTO = "pinned memory -> device"
 
 
@@ -55,46 +49,6 @@ def limits(teller: Teller, mib: int) -> None:
             lambda: timed(lambda: in_threads(lambda part: checksum.copy(data[part], source[part]), parts, nbytes)),
         )
         tell("crc32c, one thread", lambda: timed(lambda: checksum.crc32c(source)))
-        if device.platform == "gpu":
-            _registered(teller, tell, array, data)
-
-
-def _registered(teller: Teller, tell: Callable[[str, Callable[[], float]], None], array: Any, data: np.ndarray) -> None:
-    """The slot as pinned memory, which the device copies into: no pool of XLA's and no second copy."""
-    cuda = cuda_runtime()
-    if cuda is None:
-        teller.note("no CUDA runtime found: the registered slot is left out")
-        return
-    address, size = ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(data.nbytes)
-    begin_s = time.perf_counter()
-    if status := cuda.cudaHostRegister(address, size, ctypes.c_uint(0)):
-        teller.note(f"cudaHostRegister of the slot fails with {status}")
-        return
-    took_s = time.perf_counter() - begin_s
-    try:
-        source = ctypes.c_void_p(array.unsafe_buffer_pointer())
-
-        def go() -> None:
-            status = cuda.cudaMemcpy(address, source, size, ctypes.c_int(D2H))
-            assert status == 0, f"cudaMemcpy fails with {status}"
-
-        tell("device -> slot that is registered as pinned", lambda: timed(go))
-        teller.add("registering that slot", took_s, "s", of=f"{data.nbytes >> 20} MiB")
-        assert data.tobytes() == np.asarray(array).tobytes(), "the registered slot holds what the device has"
-    finally:
-        cuda.cudaHostUnregister(address)
-
-
-def cuda_runtime() -> Any:
-    """CUDA's runtime library: the one that JAX has loaded, or from where the loader or a wheel has it. None if there is none."""
-    loaded = re.findall(r"/\S*/libcudart[^/\s]*\.so[^/\s]*", Path("/proc/self/maps").read_text())
-    wheels = [str(path) for place in sys.path for path in sorted(Path(place).glob("nvidia/*/lib/libcudart.so.*"))]
-    for name in (*loaded, *wheels, "libcudart.so.13", "libcudart.so.12", "libcudart.so", "/usr/local/cuda/lib64/libcudart.so"):
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    return None
 
 
 def _parts(nbytes: int) -> list[slice]:

@@ -12,15 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.device.goals import held
 from benchmarks.device.here import has
 from benchmarks.device.slots import Snapshots, slots_of
 from benchmarks.side.figures import Teller
 from benchmarks.side.savers import OTHERS, OURS, STORED, Saver, Stored
 from benchmarks.side.states import Case, Work
+from raystate.arrays import gpu
+from raystate.arrays.gpu import is_cuda
+from raystate.core.coordinator.interval import Measured
+from raystate.core.formats.settings import Settings
 
 MOST_SLOTS = 3  # as many as a trainer has by default
 LEAST_S = 15  # to free the slots and the pinned pool takes seconds, too
 SPARE_BYTES = 4 << 30  # of the machine's memory, for everything else
+SAVE_OVERHEAD = Settings(run="", storage="").save_overhead  # as users have it without an option
 
 
 class Staging:
@@ -67,7 +73,8 @@ class Staging:
             self._taking = Snapshots(work.state, slots)
             savers: dict[str, Saver] = {OURS: self._taking, **self._others(folder)}
             self._one_at_a_time(savers, pinned_gb_s)
-            self._every_step()
+            self._by_default(self._every_step())
+            self._without_room()
             self._restored(savers)
             self._memory(before - len(slots) * slot_bytes)
 
@@ -89,7 +96,7 @@ class Staging:
         return found
 
     def _add(self, name: str, value: float, unit: str, beside: dict[str, float] | None = None) -> None:
-        self._tell.add(name, value, unit, of=self._case.name, beside=beside)
+        self._tell.add(name, value, unit, of=self._case.name, beside=beside, goals=held(name, value, self._case))
 
     def _one_at_a_time(self, savers: dict[str, Saver], pinned_gb_s: float | None) -> None:
         """Each saver in turn, and steps until it is done. Begins no round that may not end in time."""
@@ -121,6 +128,8 @@ class Staging:
             took_s = time.perf_counter() - begun_s
         base = warm(alone)
         self._add("step alone", 1e3 * base, "ms")
+        first = {name: found[0] for name, found in blocked.items()}
+        self._add("blocked by the first save", first.pop(OURS), "s", first)
         self._told("blocked in save, the state computed", blocked, 1e3, "ms")
         self._told("slowest step beside the save / step alone", slowest, 1 / base, "x")
         self._told("seconds until the slot (others: the folder) has it", done, 1.0, "s")
@@ -157,28 +166,65 @@ class Staging:
         middle = {one: scale * warm(all_) for one, all_ in found.items()}
         self._add(name, middle.pop(OURS), unit, middle)
 
-    def _every_step(self) -> None:
-        """A loop that is a step ahead of its device, with a snapshot of each step for which a slot is free, beside one without."""
+    def _every_step(self) -> Measured:
+        """A loop that is a step ahead of its device, with a snapshot of each step for which a slot is free, beside one without.
+
+        Returns what raystate would have measured.
+        """
         ratios: list[float] = []
         blocked: list[float] = []
+        lost_s = without_s = 0.0
         for _ in range(self._rounds):
             without_s = self._loop(None)
-            ratios.append(without_s / self._loop(blocked))
+            with_s = self._loop(blocked)
+            lost_s += with_s - without_s
+            ratios.append(without_s / with_s)
             if self._tell.left_s < 10 * without_s:
                 break
         self._add("throughput with a snapshot of each step / without", statistics.median(ratios), "x")
         self._add("steps that had a slot", len(blocked) / (len(ratios) * self._every), "of all")
         self._add("blocked by a snapshot, p50", 1e3 * statistics.median(blocked), "ms")
         self._add("blocked by a snapshot, p99", 1e3 * float(np.percentile(blocked, 99)), "ms")
+        return Measured(without_s / self._every, max(0.0, lost_s) / len(blocked))
 
-    def _loop(self, blocked: list[float] | None) -> float:
+    def _by_default(self, found: Measured) -> None:
+        """The same with as few snapshots as `save_overhead` asks for."""
+        every = found.interval(SAVE_OVERHEAD)
+        self._add("steps from one snapshot to the next by default", every, "steps")
+        steps = 2 * max(every, self._every // 2)
+        if steps * found.step_s > self._tell.left_s / 6:
+            self._tell.note(f"{self._case.name}: no time for two loops of {steps} steps, as the default interval needs")
+            return
+        without_s = self._loop(None, steps=steps)
+        self._add("throughput with snapshots by default / without", without_s / self._loop([], steps=steps, every=every), "x")
+
+    def _without_room(self) -> None:
+        """Other arrays fill the device, until it has no room for copies of the whole state: save() waits for them, in turns."""
+        import jax
+
+        device = jax.devices()[0]
+        if not is_cuda(device) or gpu.GPUS.lost:
+            return
+        filling: list[Any] = []
+        size = max(1 << 20, self._work.nbytes // 8)
+        fill = jax.jit(lambda: jax.numpy.zeros(size, "uint8"))
+        while gpu.GPUS.has_room({device: self._work.nbytes}):
+            filling.append(jax.block_until_ready(fill()))
+        first_s, *later_s = [self._saved(self._taking)[0] for _ in range(1 + self._rounds)]
+        self._add("blocked by the first save, no room on the device", first_s, "s")
+        self._add("blocked by later saves, no room on the device", statistics.median(later_s), "s")
+        ratio = self._loop(None) / self._loop([])
+        self._add("throughput with a snapshot of each step / without, no room on the device", ratio, "x")
+        filling.clear()
+
+    def _loop(self, blocked: list[float] | None, *, steps: int = 0, every: int = 1) -> float:
         """Its seconds. With a list: what each snapshot has blocked is added to it."""
         work, under_way = self._work, list[Any]()
         work.wait()
         begin_s = time.perf_counter()
-        for _ in range(self._every):
+        for step in range(steps or self._every):
             work()
-            if blocked is not None:
+            if blocked is not None and step % every == 0:
                 under_way = [one for one in under_way if one.thread.is_alive()]
                 if len(under_way) < self._at_a_time:
                     under_way.append(self._taking.take(work.state))

@@ -165,7 +165,7 @@ class Stored:
 
 
 SAVERS: dict[str, Callable[[Path | str], Saver]] = {
-    OURS: Raystate,
+    OURS: lambda folder: Raystate(folder, snapshot_every_steps=1),  # by default its first saves wait, to measure what one costs
     "Orbax v0": OrbaxManager,
     "Orbax v0, uncompressed": lambda folder: OrbaxManager(folder, compress=False),
     "Orbax v1": OrbaxV1,

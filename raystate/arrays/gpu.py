@@ -17,10 +17,11 @@ import jax
 import numpy as np
 
 from raystate.arrays.device_copies import Copied, CopyGroups, CopyPrograms, arrange, shards_of
-from raystate.arrays.gpus import GPUS
+from raystate.arrays.gpus import GPUS, Filling, Pauses
+from raystate.arrays.landing import land
 from raystate.arrays.pinned import Pinned
 from raystate.arrays.spare import below_a_byte
-from raystate.arrays.stagers import Keeping, ToKeep, nothing_to_do
+from raystate.arrays.stagers import Keeping, ReadInto, ToKeep, Unread, nothing_to_do
 from raystate.arrays.tree import Plan
 from raystate.core.formats.errors import RaystateError
 from raystate.machine.checksum import Bytes
@@ -52,6 +53,29 @@ def _maker(shape: tuple[int, ...], dtype: Any, target: Any) -> Callable[[], jax.
     return jax.jit(lambda: jax.numpy.zeros(shape, dtype), out_shardings=target)
 
 
+def _fresh(wanted: Sequence[tuple[tuple[int, ...], Any, Any]]) -> list[jax.Array] | None:
+    """Arrays in no other hands, of these shapes, dtypes and shardings; None: that costs too much, or can't be."""
+    if GPUS.lost or not wanted or len({(shape, dtype) for shape, dtype, _ in wanted}) > _MOST_SHAPES:
+        return None
+    try:
+        # The caller's mesh and settings don't count here: see `placing`.
+        with jax.set_mesh(None), jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+            return [_maker(shape, dtype, target)() for shape, dtype, target in wanted]
+    except jax.errors.JaxRuntimeError as error:
+        GPUS.lose(error)
+        return None
+
+
+def _fill(some: Sequence[Filling]) -> bool:
+    """Whether the arrays have the bytes."""
+    try:
+        GPUS.fill(some)
+    except (DriverError, RaystateError, jax.errors.JaxRuntimeError) as error:
+        GPUS.lose(error)
+        return False
+    return True
+
+
 class GpuStager:
     """See `stagers.Stager`. There is a driver."""
 
@@ -59,10 +83,21 @@ class GpuStager:
         self._groups: CopyGroups | None = None
         self._programs = CopyPrograms()
         self._trains = False  # a step has been held: registrations may hold the training up
+        self._spread_s = 0.0
+        self._hurries = threading.Event()
 
     def takes(self, array: jax.Array) -> bool:
         """Whether it lies in a GPU's own memory, as it lies in a slot."""
         return _is_ours(array.sharding, array.dtype)
+
+    def spread(self, seconds: float) -> None:
+        """Copies of what is held next go in pieces, with pauses, so that they take so long; 0.0: without, and those under way, too."""
+        self._spread_s = seconds
+        self._hurries.clear() if seconds else self._hurries.set()
+
+    def hurry(self) -> None:
+        """No pauses in what is under way."""
+        self._hurries.set()
 
     def foresee(self, plan: Plan, wanted: Sequence[ToKeep]) -> None:
         """See `Stager.foresee`."""
@@ -85,7 +120,7 @@ class GpuStager:
             kept = None
         if kept is None:
             for one in copied:
-                one.arrays.clear()
+                GPUS.drop(one)
             return self._by_jax(plan, wanted, parts)
         for shard, shape, dtype in groups.empty:
             parts[shard] = np.empty(shape, dtype)
@@ -98,7 +133,7 @@ class GpuStager:
         if GPUS.has_room(groups.needs):
             for group in groups.groups:
                 copied.append(self._copy(group, arrays, parts, now=False))
-            return _OnDevice(copied, {})
+            return _OnDevice(copied, {}, Pauses(self._spread_s, self._hurries) if self._spread_s else None)
         if into is None or not GPUS.has_room({device: 2 * most for device, most in groups.most.items()}):
             GPUS.say(_NO_ROOM)
             return None
@@ -137,19 +172,39 @@ class GpuStager:
             for index, (box, target) in enumerate(zip(boxes, targets, strict=True))
             if box.nbytes >= _LARGE_BYTES and target is not None and _is_ours(target, box.dtype)
         ]
-        if GPUS.lost or not large or len({(boxes[index].shape, boxes[index].dtype) for index in large}) > _MOST_SHAPES:
-            return placed
-        try:
-            # The caller's mesh and settings don't count here: see `placing`.
-            with jax.set_mesh(None), jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
-                fresh = [_maker(boxes[index].shape, boxes[index].dtype, targets[index])() for index in large]
-            GPUS.fill([(array, boxes[index]) for array, index in zip(fresh, large, strict=True)])
-        except (DriverError, RaystateError, jax.errors.JaxRuntimeError) as error:
-            GPUS.lose(error)
+        fresh = _fresh([(boxes[index].shape, boxes[index].dtype, targets[index]) for index in large])
+        if fresh is None or not _fill([(array, 0, boxes[index]) for array, index in zip(fresh, large, strict=True)]):
             return placed
         for array, index in zip(fresh, large, strict=True):
             placed[index] = array
         return placed
+
+    def receive(self, unread: Sequence[Unread], read: ReadInto) -> list[list[jax.Array] | None]:
+        """Read boxes from storage into a little registered memory, again and again, and have the driver take them from there: one read
+        into memory of its own would have its pages made first, and be copied once more.
+
+        Returns:
+            Per box its array for each target, ready; None: it is to be read and placed as others are.
+
+        Raises: what `read` does.
+        """
+        received: list[list[jax.Array] | None] = [None] * len(unread)
+        large = [
+            index
+            for index, one in enumerate(unread)
+            if one.nbytes >= _LARGE_BYTES and all(_is_ours(target, one.dtype) for target in one.targets)
+        ]
+        fresh = _fresh(
+            [(unread[index].box.shape, unread[index].dtype, target) for index in large for target in unread[index].targets]
+        )
+        if fresh is None:
+            return received
+        arrays = iter(fresh)
+        found = {index: [next(arrays) for _ in unread[index].targets] for index in large}
+        if land([(unread[index], found[index]) for index in large], read, _fill, GPUS):
+            for index in large:
+                received[index] = found[index]
+        return received
 
     def attach(self, memory: Sequence[Bytes]) -> Callable[[], None]:
         """Registers the slots on a thread of its own, the first one first. Until then copies go through registered buffers."""
@@ -161,14 +216,15 @@ class GpuStager:
 
         def detach() -> None:
             gone.set()
-            if not GPUS.copying.acquire(timeout=ANSWER_S):
-                return  # a computation that never ends: its copy may still come
-            try:
-                if GPUS.is_settled:
-                    for one in registrations:
-                        one.close()
-            finally:
-                GPUS.copying.release()
+            if GPUS.copying.acquire(timeout=ANSWER_S):
+                try:
+                    if GPUS.is_settled:
+                        for one in registrations:
+                            one.close()
+                        return
+                finally:
+                    GPUS.copying.release()
+            GPUS.lose("a copy into slots that have gone may still be on its way")
 
         return detach
 
@@ -198,20 +254,22 @@ class _OnDevice:
 
     Args:
         crcs: of what is in the slot already.
+        pauses: of the copies into the slot.
     """
 
-    def __init__(self, copied: list[Copied], crcs: dict[int, list[int]]):
+    def __init__(self, copied: list[Copied], crcs: dict[int, list[int]], pauses: Pauses | None = None):
         self._copied = copied
         self._crcs = crcs
+        self._pauses = pauses
 
     def copy(self, data: Bytes) -> dict[int, list[int]]:
         """See `Keeping.copy`."""
-        return {**self._crcs, **GPUS.bring(self._copied, data)}
+        return {**self._crcs, **GPUS.bring(self._copied, data, self._pauses)}
 
     def release(self, *, reuse: bool) -> None:  # noqa: ARG002 - as `Keeping.release`
         """The copies go."""
         for one in self._copied:
-            one.arrays.clear()
+            GPUS.drop(one)
 
 
 _NO_ROOM = (

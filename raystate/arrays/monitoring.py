@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import jax
 
@@ -100,3 +100,35 @@ def since_last_save(begin_s: float) -> None:
     global _last_save_s
     since_s, _last_save_s = begin_s - _last_save_s, begin_s
     _duration("/jax/checkpoint/write/duration_since_last_checkpoint_secs", since_s)
+
+
+# ---------------------------------------------------------------- what others record
+
+_COMPILES = frozenset(f"/jax/core/compile/{what}_duration" for what in ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile"))
+_hearers: list[Callable[[float], None]] = []
+_is_listening = False
+
+
+def hear_compilation(hearer: Callable[[float], None]) -> Callable[[], None]:
+    """Call it with the seconds of each tracing, lowering and compilation, on the thread on which they have just ended.
+
+    Returns:
+        What ends that.
+    """
+    global _is_listening
+    if not _is_listening:  # one in a process, for good
+        _is_listening = True
+        jax.monitoring.register_event_duration_secs_listener(_heard)
+    _hearers.append(hearer)
+
+    def end() -> None:
+        if hearer in _hearers:
+            _hearers.remove(hearer)
+
+    return end
+
+
+def _heard(event: str, duration_secs: float, **_: str | int) -> None:
+    if event in _COMPILES:
+        for hearer in tuple(_hearers):
+            hearer(duration_secs)

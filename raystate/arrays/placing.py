@@ -53,13 +53,11 @@ class Placing:
             self._sources.append(box)
             self._targets.append(_ANYWHERE)
             return
-        memory = want.sharding.memory_kind
         numbers: list[int] = []
-        for device, box in places_of(want.sharding, want.shape):
+        for target, box in targets_of(want.sharding, want.shape):
             numbers.append(len(self._sources))
             self._sources.append(boxes[box])
-            alone = isinstance(want.sharding, SingleDeviceSharding)
-            self._targets.append(want.sharding if alone else _on(device, memory))
+            self._targets.append(target)
         self._wants.append((position, want, numbers))
 
     def arrays(self) -> dict[int, jax.Array]:
@@ -77,14 +75,7 @@ class Placing:
             self._put(placed, shared, [placed[number] for number in shared], may_alias=False)
         results: dict[int, jax.Array] = {}
         for position, want, numbers in self._wants:
-            if want.sharding is None or isinstance(want.sharding, SingleDeviceSharding):
-                array = placed[numbers[0]]
-            else:
-                parts = [placed[number] for number in numbers]
-                array = jax.make_array_from_single_device_arrays(want.shape, want.sharding, parts, dtype=want.dtype)
-            if want.weak_type:
-                array = _as_weak(array)
-            results[position] = array if want.key_impl is None else _as_keys(array, want.key_impl)
+            results[position] = assembled(want, [placed[number] for number in numbers])
         return results
 
     def _put(self, placed: list[Any], numbers: list[int], values: list[Any], *, may_alias: bool | None = None) -> None:
@@ -94,6 +85,24 @@ class Placing:
             where: Any = None if targets[0] is _ANYWHERE else targets
             for number, array in zip(numbers, jax.device_put(values, where, may_alias=may_alias), strict=True):
                 placed[number] = array
+
+
+def targets_of(sharding: Sharding, shape: tuple[int, ...]) -> list[tuple[SingleDeviceSharding, Box]]:
+    """Where an array's boxes go in this process, in the order of jax."""
+    if isinstance(sharding, SingleDeviceSharding):
+        return [(sharding, box) for _, box in places_of(sharding, shape)]
+    return [(_on(device, sharding.memory_kind), box) for device, box in places_of(sharding, shape)]
+
+
+def assembled(want: Device, parts: list[jax.Array]) -> jax.Array:
+    """What is wanted, of its boxes on their devices, in the order of jax."""
+    if want.sharding is None or isinstance(want.sharding, SingleDeviceSharding):
+        (array,) = parts
+    else:  # of other processes' devices it has no parts here
+        array = jax.make_array_from_single_device_arrays(want.shape, want.sharding, parts, dtype=want.dtype)
+    if want.weak_type:
+        array = _as_weak(array)
+    return array if want.key_impl is None else _as_keys(array, want.key_impl)
 
 
 _ANYWHERE: Any = None  # on the default device, and free to move

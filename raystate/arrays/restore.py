@@ -36,6 +36,7 @@ from raystate.arrays.reference import (
     match_reference,
 )
 from raystate.arrays.shards import places_of
+from raystate.arrays.straight import ReadsInto, read_onto
 from raystate.arrays.transforms import Rules
 from raystate.core.formats.boxes import Box, in_batches
 from raystate.core.formats.errors import callers_code
@@ -147,6 +148,11 @@ def _gather(
             results[position] = placing.arrays()[position]
     parts = [_part(i, want, spec) for i, want in enumerate(wants) if isinstance(want, Numpy | Device)]
     on_plan(sum(part.nbytes for part in parts))
+    if isinstance(source, ReadsInto):
+        arrays = read_onto(dict(enumerate(wants)), spec, source)
+        for position, array in arrays.items():
+            results[position] = array
+        parts = [part for part in parts if part.position not in arrays]
     for batch in in_batches(parts, lambda part: part.nbytes, BATCH_BYTES):
         _fill(results, batch, source, refuse)
     return results

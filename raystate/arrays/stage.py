@@ -85,7 +85,8 @@ def hold(described: Described, *stagers: Stager, into: Callable[[], Bytes] | Non
     return HeldState(described.plan, parts, kept)
 
 
-def _array(described: Described, leaf: ArrayLeaf) -> jax.Array:
+def _array(described: Described, leaf: ArrayLeaf) -> Any:
+    """As it was given; of typed PRNG keys the data."""
     value = described.leaves[leaf.position]
     return jax.random.key_data(value) if leaf.key else value
 
@@ -114,20 +115,17 @@ def views(described: Described) -> HeldState:
     """This step's bytes without a copy, where they lie on the host already: for a caller that goes on only when they were used."""
     parts: list[Any] = []
     for leaf in described.plan.arrays:
-        value = described.leaves[leaf.position]
+        value = _array(described, leaf)
         if leaf.numpy:
             parts.append(np.asarray(value))
-            continue
-        value = jax.random.key_data(value) if leaf.key else value
-        parts.extend((value, shard.position) for shard in leaf.shards)
+        else:
+            parts.extend((value, shard.position) for shard in leaf.shards)
     return HeldState(described.plan, parts)
 
 
 def array_leaves(described: Described, tree: int) -> list[Any]:
     """The array leaves of one tree in the TreeSpec's order, as they were given; typed PRNG keys as their key data."""
-    picked = [array for array in described.plan.arrays if array.tree == tree]
-    values = [described.leaves[array.position] for array in picked]
-    return [jax.random.key_data(value) if array.key else value for array, value in zip(picked, values, strict=True)]
+    return [_array(described, leaf) for leaf in described.plan.arrays if leaf.tree == tree]
 
 
 def host_arrays(held: HeldState) -> list[np.ndarray]:

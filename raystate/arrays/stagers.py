@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from raystate.arrays.tree import ArrayLeaf, Plan
+from raystate.core.formats.boxes import Box, Index
 from raystate.machine.checksum import Bytes
 
 
@@ -22,6 +23,23 @@ class ToKeep(NamedTuple):
     number: int  # of its first shard in the plan's order: see `Plan.pieces_of`
     leaf: ArrayLeaf
     array: jax.Array  # of typed PRNG keys the data
+
+
+class Unread(NamedTuple):
+    """A box of a stored array, and where it goes."""
+
+    leaf: int  # index into the TreeSpec's leaves
+    box: Box
+    chunk: Index
+    dtype: np.dtype
+    targets: list[Any]  # a SingleDeviceSharding per copy
+
+    @property
+    def nbytes(self) -> int:
+        return self.box.size * self.dtype.itemsize
+
+
+ReadInto = Callable[[Sequence[tuple[int, Box]], Sequence[np.ndarray]], None]  # boxes by leaf, and the arrays to read them into
 
 
 class Keeping(Protocol):

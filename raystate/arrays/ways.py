@@ -11,9 +11,10 @@ import jax
 import numpy as np
 
 from raystate.arrays.gpu import GpuStager, is_cuda
+from raystate.arrays.pinned import Pinned
 from raystate.arrays.spare import Spare
 from raystate.arrays.stage import HeldState, foresee, hold
-from raystate.arrays.stagers import Stager
+from raystate.arrays.stagers import ReadInto, Stager, Unread
 from raystate.arrays.tree import Described
 from raystate.machine.checksum import Bytes
 from raystate.machine.cuda import DriverError, driver
@@ -22,23 +23,36 @@ logger = logging.getLogger("raystate")
 
 
 class Ways:
-    """The stagers of one trainer. Each array is for the first that takes it; JAX copies what none takes."""
+    """The stagers of one trainer. Each array is for the first that takes it."""
 
     def __init__(self) -> None:
         self._stagers: list[Stager] = [Spare()]
         self._is_foreseen = False
+        self._gpu: GpuStager | None = None
         if any(map(is_cuda, jax.local_devices())):
             try:
                 driver()
-                self._stagers.append(GpuStager())
+                self._stagers.append(gpu := GpuStager())
+                self._gpu = gpu
             except DriverError as error:
                 logger.warning(
                     "NVIDIA's driver library is not to be had (%s): JAX copies snapshots, through memory of its own", error
                 )
+        self._stagers.append(Pinned())
 
     def hold(self, described: Described, into: Callable[[], Bytes] | None = None) -> HeldState:
         """See `stage.hold`."""
         return hold(described, *self._stagers, into=into)
+
+    def spread(self, seconds: float) -> None:
+        """The copy of what is held next is to take so long; 0.0: as short as it can. See `GpuStager.spread`."""
+        if self._gpu is not None:
+            self._gpu.spread(seconds)
+
+    def hurry(self) -> None:
+        """Somebody waits for the copies that are under way."""
+        if self._gpu is not None:
+            self._gpu.hurry()
 
     def foresee(self, described: Described) -> None:
         """States like this are going to be held."""
@@ -59,6 +73,15 @@ class Ways:
         for stager in self._stagers:
             placed = [other if one is None else one for one, other in zip(placed, stager.restore(boxes, targets), strict=True)]
         return placed
+
+    @property
+    def receives(self) -> bool:
+        """Whether there are devices that `receive` is for."""
+        return self._gpu is not None
+
+    def receive(self, unread: Sequence[Unread], read: ReadInto) -> list[list[jax.Array] | None]:
+        """See `GpuStager.receive`: other devices have no use for it."""
+        return [None] * len(unread) if self._gpu is None else self._gpu.receive(unread, read)
 
     def attach(self, memory: Sequence[Bytes]) -> list[Callable[[], None]]:
         """Slots that will be written; what is returned is called before they are unmapped."""

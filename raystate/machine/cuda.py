@@ -22,7 +22,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from ctypes import POINTER, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import NamedTuple
 
@@ -48,7 +48,8 @@ _FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cuInit": (c_uint,),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
-    "cuCtxSetCurrent": (c_void_p,),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
     "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
     "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
     "cuMemHostUnregister": (c_void_p,),
@@ -78,6 +79,7 @@ class Driver:
         self._lock = threading.Lock()
         self._making = threading.Lock()
         self._ring: Ring | None = None
+        self._context: c_void_p | None = None
         self._begins: list[int] = []  # of registrations, in order
         self._ends: list[int] = []
         try:
@@ -102,9 +104,28 @@ class Driver:
         if status := getattr(self._loaded, name)(*arguments):
             raise DriverError(f"{name} gave {status}")
 
+    def retain(self, ordinal: int) -> c_void_p:
+        """A device's context. The first is the one in which memory is registered, for all."""
+        device, context = c_int(), c_void_p()
+        self.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._context = self._context or context
+        return context
+
+    @contextlib.contextmanager
+    def current(self, context: c_void_p | None = None) -> Generator[None, None, None]:
+        """The calling thread, which may be the user's, turns to this context meanwhile; None: to the first. Most calls need one."""
+        self.call("cuCtxPushCurrent_v2", context or self._context)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(DriverError):
+                self.call("cuCtxPopCurrent_v2", ctypes.byref(c_void_p()))
+
     def register(self, address: int, nbytes: int) -> None:
         """Whole pages that are not registered in this process yet."""
-        self.call("cuMemHostRegister_v2", address, nbytes, _PORTABLE)
+        with self.current():
+            self.call("cuMemHostRegister_v2", address, nbytes, _PORTABLE)
         with self._lock:
             at = bisect.bisect(self._begins, address)
             self._begins.insert(at, address)
@@ -115,7 +136,7 @@ class Driver:
         with self._lock:
             at = self._begins.index(address)
             del self._begins[at], self._ends[at]
-        with contextlib.suppress(DriverError):  # the kernel does it at the process's end
+        with contextlib.suppress(DriverError), self.current():  # the kernel does it at the process's end
             self.call("cuMemHostUnregister", address)
 
     def ring(self) -> Ring:
@@ -260,24 +281,22 @@ class Stream:
 
     def __init__(self, driver: Driver, ordinal: int):
         self._driver = driver
-        self._context, self._stream = c_void_p(), c_void_p()
+        self._context, self._stream = driver.retain(ordinal), c_void_p()
         self._events: list[c_void_p] = []  # to be used again
         self._under_way: deque[_UnderWay] = deque()
         self._taken: list[Bytes] = []  # of the ring, in order
-        device = c_int()
-        driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
-        driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
-        self.begin()
-        driver.call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
+        with self.current():
+            driver.call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
 
-    def begin(self) -> None:
-        """The calling thread turns to this device."""
-        self._driver.call("cuCtxSetCurrent", self._context)
+    def current(self) -> contextlib.AbstractContextManager[None]:
+        """The calling thread turns to this device meanwhile: `off`, `onto`, `mark` and `wait` need it."""
+        return self._driver.current(self._context)
 
     def free_bytes(self) -> int:
         """Of the device's memory, also outside of JAX's pool."""
         free, total = c_size_t(), c_size_t()
-        self._driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        with self.current():
+            self._driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
 
     def off(self, source: int, target: Bytes) -> None:
@@ -318,7 +337,8 @@ class Stream:
         """After a fault: no copy is on its way any more. Raises DriverError: that can't be known."""
         if self._taken:  # the others wait for these
             self._driver.ring().lost.add(self)
-        self._driver.call("cuStreamSynchronize", self._stream)
+        with self.current():
+            self._driver.call("cuStreamSynchronize", self._stream)
         if self._taken:
             self._driver.ring().lost.discard(self)
         self._under_way.clear()

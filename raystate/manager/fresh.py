@@ -21,6 +21,13 @@ from raystate.core.formats.errors import ConfigError
 logger = logging.getLogger("raystate")
 
 
+def check_init(init_fn: object) -> None:
+    """Raises ConfigError if it is no function."""
+    if not callable(init_fn):
+        what = f"restore_or_init() needs a function that makes the state, not a {type(init_fn).__name__}"
+        raise ConfigError(f"{what}; for a state that is there already: restore(state)", field="init_fn")
+
+
 def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Callable[[], Any]]:
     """(reference for a restore, a function that makes the fresh state)."""
     try:

@@ -18,6 +18,7 @@ from raystate.core.formats.messages import HostId, RestoreChoice
 from raystate.core.formats.own_files import common_files
 from raystate.core.formats.tree import Layout, SlotTable, TreeSpec
 from raystate.machine.checksum import Bytes
+from raystate.machine.counts import counts
 from raystate.manager.peers import FarPieces
 from raystate.manager.session import Session
 from raystate.orbax.step_reader import StepReader
@@ -165,6 +166,8 @@ class MemorySnapshot:
 
     def close(self) -> None:
         """Unmap this node's slots. The arrays made from them are copies."""
+        counts.add("read_bytes/memory", self.tally.memory)
+        counts.add("read_bytes/peer", self.tally.peer)
         self._here.clear()
         for slot_set in self._sets:
             slot_set.close()

@@ -16,7 +16,7 @@ import numpy as np
 
 from raystate.arrays.items import PackedItems, pack_items
 from raystate.config.state_config import StateConfig
-from raystate.core.formats.messages import RestoreSettled
+from raystate.core.formats.messages import DeleteAsked, FlushReply, RestoreSettled
 from raystate.core.trainer.save_decision import SaveDecision
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
@@ -132,6 +132,14 @@ class DurableSteps:
         """The Coordinator, or storage, says that this step is durable."""
         self._asked()
         self._known = max(self._known, step)
+
+    def delete(self, step: int) -> None:
+        """Ask the Coordinator to remove one; it is gone then."""
+        session = self._session
+        reply = session.ask(
+            FlushReply, lambda ask: DeleteAsked(ask=ask, step=step), timeout_s=session.config.save_timeout_s, phase="delete"
+        )
+        self.answered(reply.durable_step)
 
     def told(self) -> int:
         """What the host's word tells, -1: nothing. Shared memory: a loop may ask at every step."""

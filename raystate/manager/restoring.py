@@ -14,6 +14,7 @@ from raystate.arena import format_bytes
 from raystate.config.errors import check_flag
 from raystate.core.formats.errors import (
     BarrierTimeoutError,
+    ConfigError,
     CorruptCheckpointError,
     RaystateError,
     ReferenceMismatchError,
@@ -26,6 +27,7 @@ from raystate.machine import fault_points
 from raystate.manager.memory_snapshot import MemorySnapshot, content_from_memory
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
+from raystate.observe.counted import process_counts, requests_in
 from raystate.observe.progress import Share
 from raystate.restored import ReadOptions, Restored, StepContent, content_from_storage
 from raystate.storage import Storage
@@ -56,6 +58,9 @@ class Wanted:
 
     def __post_init__(self) -> None:
         check_flag("rollback", self.rollback)
+        if self.rollback and self.step is None:
+            text = "restore(rollback=True) needs the step to go back to: restore(step=…, rollback=True)"
+            raise ConfigError(text, field="rollback")
 
     @property
     def plain(self) -> ReadOptions:
@@ -84,6 +89,7 @@ class Restoring:
         self._pipeline = pipeline
         self._storage = storage
         self._on_settled = on_settled
+        self._requests = requests_in(process_counts())  # of this process, up to the last restore
         self._undo = contextlib.ExitStack()  # puts iterators back that a restore has moved in vain
 
     def restore(self, wanted: Wanted) -> Restored | None:
@@ -174,12 +180,14 @@ class Restoring:
     def _settled(self, reply: RestoreSettled) -> None:
         self._pipeline.settled(reply)
         self._on_settled(reply)
+        self._requests = requests_in(process_counts())
         self._session.unfinished_restore = False
 
     def _settle(
         self, choice: RestoreChoice, restored: Restored | None, problem: RaystateError | None, *, mistaken: bool
     ) -> RestoreChoice | RestoreSettled:
         session = self._session
+        requests = requests_in(process_counts())
         return self._ask(
             (RestoreChoice, RestoreSettled),
             lambda ask: RestoreTried(
@@ -193,6 +201,7 @@ class Restoring:
                 damaged=isinstance(problem, CorruptCheckpointError | StepNotFoundError),
                 tier=restored.tier if restored is not None else "init",
                 mistaken=mistaken,
+                requests=tuple((name, value - self._requests.get(name, 0.0)) for name, value in requests.items()),
             ),
             timeout_s=session.config.restore_timeout_s,
         )

@@ -19,6 +19,7 @@ from raystate.core.formats.local_values import digest, local_checksums
 from raystate.core.formats.messages import SnapshotId, Staged
 from raystate.core.formats.tree import SlotTable
 from raystate.machine import fault_points
+from raystate.machine.counts import counts
 from raystate.manager.session import Session
 from raystate.restored import STATE
 
@@ -180,6 +181,7 @@ def stage(kept: StepCopy, session: Session, *, compared: bool) -> None:
         local=digest(local_checksums(plan.layout, table)) if compared else 0,
     )
     slot.commit(header, table.to_bytes())
+    counts.add("copied_bytes/memory", header.nbytes)
 
 
 def table_bytes_of(described: Described, given: SaveArguments) -> int:

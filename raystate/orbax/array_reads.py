@@ -30,6 +30,7 @@ def read_boxes(
     what: Callable[[int], str],
     facts: Callable[[int], dict[str, Any]],
     on_bytes: Callable[[int], None],
+    into: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """Read boxes.
 
@@ -39,9 +40,10 @@ def read_boxes(
         what: leaf index -> beginning of an error's message.
         facts: leaf index -> an error's attributes.
         on_bytes: called with the bytes of chunks that have come, bit by bit.
+        into: where the bytes go: one array per request, C-contiguous, of the box's shape and the leaf's dtype, no two in the same memory.
 
     Returns:
-        One array per request.
+        One array per request: that of `into`, if it is given.
 
     Raises:
         CapacityError: it takes more memory than there is, which ends the process where TensorStore asks for it.
@@ -71,8 +73,13 @@ def read_boxes(
         flying -= nbytes
         on_bytes(nbytes)
         for index in indices:
-            parts[index] = _cut(data, begun[0], requests[index])
-        for index in indices[1:]:
+            part = _cut(data, begun[0], requests[index])
+            if into is None or part is into[index]:
+                parts[index] = part
+            else:
+                np.copyto(into[index], part)
+                parts[index] = into[index]
+        for index in indices[1:] if into is None else ():
             if requests[index] == requests[indices[0]]:
                 parts[index] = parts[indices[0]]
 
@@ -85,10 +92,11 @@ def read_boxes(
             while waiting and flying + nbytes > BYTES_IN_FLIGHT:
                 land()
             only = {requests[index] for index in indices}
-            box = chunks if len(only) > 1 else _box(only.pop())
+            box = chunks if len(only) > 1 else _box(requests[indices[0]])
             view = store[tuple(slice(s, e) for s, e in zip(*box, strict=True))]
             shape = tuple(end - start for start, end in zip(*box, strict=True))
-            waiting.append((leaf, box, indices, nbytes, _read(view, shape, dtype)))
+            target = into[indices[0]] if into is not None and len(only) == 1 else None
+            waiting.append((leaf, box, indices, nbytes, _read(view, shape, dtype, target)))
             flying += nbytes
         while waiting:
             land()
@@ -100,12 +108,12 @@ def read_boxes(
     return [part for part in parts if part is not None]
 
 
-def _read(view: ts.TensorStore, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], np.ndarray]:
+def _read(view: ts.TensorStore, shape: tuple[int, ...], dtype: np.dtype, target: np.ndarray | None) -> Callable[[], np.ndarray]:
     """Begin to read; a function that waits for it. Large ones are read to where jax, on CPUs, can leave them."""
-    if math.prod(shape) * dtype.itemsize <= SMALL_BYTES:
+    if target is None and math.prod(shape) * dtype.itemsize <= SMALL_BYTES:
         reading = view.read(order="C")
         return lambda: kv.result(reading)
-    target = aligned(shape, dtype)
+    target = aligned(shape, dtype) if target is None else target
     writing = ts.array(target, copy=False, write=True).write(view)
 
     def wait() -> np.ndarray:

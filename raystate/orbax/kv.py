@@ -14,6 +14,7 @@ from typing import Any
 import tensorstore as ts
 
 from raystate.core.formats.errors import GCS_HINTS, CorruptCheckpointError, RaystateError, StorageError
+from raystate.machine.counts import DELETE, FAILURES, LIST, READ, RETRIES, WRITE, counts
 from raystate.machine.memory import MOST_READ_BYTES
 from raystate.waits import LONGEST_S
 
@@ -99,11 +100,32 @@ def array_path(name: str) -> str:
     return f"{name}/" if name else ""
 
 
+# What TensorStore counts for each kind of storage, and under which name we do.
+_COUNTED = re.compile(r"tensorstore_kvstore_(?:file|gcs|s3)_(\w+) (\d+)")
+_NAMES = {
+    "bytes_written": "written_bytes", "bytes_read": "read_bytes/storage", "retries": RETRIES,
+    "read": READ, "write": WRITE, "list": LIST, "delete_range": DELETE,
+}  # fmt: skip
+
+
+def transferred() -> dict[str, int]:
+    """What TensorStore has done with storage in this process, under the names of `machine.counts`.
+
+    "written_bytes": each object counts when all of it is there. "read_bytes/storage", as it lies
+    there. And requests and retries.
+    """
+    found = dict.fromkeys(_NAMES.values(), 0)
+    # The same as objects, experimental_collect_matching_metrics, is never freed (0.1.86): 4 KB for each call.
+    for line in ts.experimental_collect_prometheus_format_metrics("/tensorstore/kvstore/"):
+        match = _COUNTED.fullmatch(line)
+        if match is not None and (name := _NAMES.get(match[1])) is not None:
+            found[name] += int(match[2])
+    return found
+
+
 def bytes_written() -> int:
     """How many bytes TensorStore has written to storage in this process: each object counts when all of it is there."""
-    # The same as objects, experimental_collect_matching_metrics, is never freed (0.1.86): 4 KB for each call.
-    lines = [line.split(" ") for line in ts.experimental_collect_prometheus_format_metrics("/tensorstore/kvstore/")]
-    return sum(int(words[1]) for words in lines if words[0].endswith("_bytes_written"))
+    return transferred()["written_bytes"]
 
 
 def open_store(spec: dict[str, Any], ctx: ts.Context | None = None) -> ts.KvStore:
@@ -181,6 +203,7 @@ def named_errors(what: str, *, damage: bool, **details: Any) -> Iterator[None]:
     except RaystateError:
         raise
     except TimeoutError as error:
+        counts.add(FAILURES)
         raise StorageError(f"{what}: no answer from storage before the deadline", **details) from error
     except Exception as error:  # TensorStore has no class of its own: a ValueError whose text begins with the status code
         text = _its_words(error, is_gcs="gs://" in f"{what} {error}")
@@ -189,6 +212,7 @@ def named_errors(what: str, *, damage: bool, **details: Any) -> Iterator[None]:
         damaged = text.startswith(_DAMAGE) or isinstance(error, KeyError) or not _STATUS.match(text)
         if damage and damaged and not refused and not isinstance(error, OSError | MemoryError):
             raise CorruptCheckpointError(f"{what}: {text}", **details, absent=bool(_ABSENT.match(text))) from error
+        counts.add(FAILURES)
         raise StorageError(f"{what}: {text}", **details) from error
 
 

@@ -131,12 +131,13 @@ class StepReader:
     # ------------------------------------------------------------ arrays
 
     @of_one_checkpoint
-    def read(self, item: str, requests: Sequence[Request]) -> list[np.ndarray]:
+    def read(self, item: str, requests: Sequence[Request], into: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
         """Read boxes of arrays, in parallel, and of each array only the chunks they touch.
 
         Args:
             item: an array item.
             requests: (leaf index in `tree(item)`, start, shape), in elements of the global array.
+            into: see `read_boxes`.
 
         Returns:
             One array per request, of the leaf's dtype. Equal requests share one array.
@@ -153,6 +154,7 @@ class StepReader:
             what=lambda leaf: f"reading array {tree.leaves[leaf].name!r} of item {item!r} of step {self._step}",
             facts=lambda leaf: {"step": self._step, "item": item, "path": tree.leaves[leaf].name},
             on_bytes=self._count,
+            into=into,
         )
 
     def _count(self, nbytes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
@@ -227,6 +228,7 @@ class Reader(KnowsOthers):
             finally:
                 self.bytes_read += reader.bytes_read
 
+        _export()
         with reading(self._checkpoints.storage.url) as events:
             before = self.bytes_read
             got = self._read(step, read)
@@ -235,6 +237,14 @@ class Reader(KnowsOthers):
 
     def _read(self, step: int | None, read: Callable[[int, StepReader], T]) -> T:
         return self._checkpoints.read(check_asked(step=step), read)
+
+
+def _export() -> None:
+    """Give Ray the metrics of this process, if it has joined one."""
+    if (is_initialized := getattr(sys.modules.get("ray"), "is_initialized", None)) is not None and is_initialized():
+        from raystate.actors.exporting import this_process
+
+        this_process.begin("")
 
 
 def _this_process() -> dict[str, int]:

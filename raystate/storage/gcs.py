@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from raystate.core.formats.errors import GCS_HINTS, StorageError
+from raystate.machine.counts import FAILURES, RETRIES, counts
 from raystate.machine.memory import MOST_READ_BYTES
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError
@@ -145,10 +146,16 @@ class GcsStorage(BucketStorage):
         path = f"{self.url}/{name}"
         timeout_s = self._timeout_s
         retry = DEFAULT_RETRY.with_timeout(timeout_s).with_delay(initial=0.2, maximum=5.0, multiplier=2.0)
+        counts.request(operation)
         try:
-            return call({"timeout": (min(CONNECT_S, timeout_s), min(ASKED_AGAIN_S, timeout_s)), "retry": retry})
+            timeouts = min(CONNECT_S, timeout_s), min(ASKED_AGAIN_S, timeout_s)
+            result = call({"timeout": timeouts, "retry": _Counted(retry, operation)})
+            counts.worked(operation)
+            return result
         except exceptions.NotFound as error:
             if operation in ("list", "create") or "bucket does not exist" in str(cast(Any, error).message):
+                counts.add(FAILURES)
+                counts.failed(operation, _describe(error))
                 raise storage_error(operation, path, error, text=_describe(error)) from error
             raise ObjectMissingError(
                 f"{operation} {path} failed: there is no such object", operation=operation, path=name
@@ -163,8 +170,31 @@ class GcsStorage(BucketStorage):
             # The library's RetryError says only that time is up.
             ended = cast("BaseException | None", cast(Any, error).cause) if isinstance(error, exceptions.RetryError) else None
             cause = ended or error
+            counts.add(FAILURES)
+            counts.failed(operation, _describe(cause))
             waited = f" (tried for {timeout_s:.0f} s)" if ended is not None else ""
             raise storage_error(operation, path, cause, text=_describe(cause) + waited) from error
+
+
+class _Counted:
+    """One of the library's retries, which counts what it does again, and notes why."""
+
+    def __init__(self, retry: Any, operation: str):
+        self._retry = retry
+        self._operation = operation
+
+    def __call__(self, call: Callable[..., Result]) -> Callable[..., Result]:
+        return self._retry(call, on_error=self._again)
+
+    def with_timeout(self, timeout_s: float) -> _Counted:
+        return _Counted(self._retry.with_timeout(timeout_s), self._operation)
+
+    def with_predicate(self, predicate: Callable[[Exception], bool]) -> _Counted:
+        return _Counted(self._retry.with_predicate(predicate), self._operation)
+
+    def _again(self, error: Exception) -> None:
+        counts.add(RETRIES)
+        counts.failed(self._operation, _describe(error))
 
 
 class _Bounded(io.BytesIO):

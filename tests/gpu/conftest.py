@@ -55,6 +55,11 @@ class StandIn:
         return sum(map(self.calls, range(OTHER + 1)))
 
     @property
+    def contexts(self) -> int:
+        """That the calling thread has turned to and not yet from."""
+        return self._library.fake_contexts()
+
+    @property
     def unregistered_copies(self) -> int:
         return self._library.fake_unregistered()
 

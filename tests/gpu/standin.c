@@ -16,7 +16,9 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static double gbs;
 static long calls[KINDS], unregistered_copies, fail_kinds, fail_in = -1, fail_times, fail_with, most_registered = -1;
 static int held;
-static __thread void *current;
+static __thread void *contexts[8];
+static __thread int depth;
+#define NEEDS_CONTEXT if (!depth) return 201
 
 void fake_reset(double speed) {
   pthread_mutex_lock(&mutex);
@@ -45,12 +47,32 @@ static int enter(int kind) {
 int cuInit(unsigned flags) { return enter(INIT); }
 int cuDeviceGet(int *out, int ordinal) { *out = ordinal; return enter(OTHER); }
 int cuDevicePrimaryCtxRetain(void **out, int device) { *out = (void *)(intptr_t)(device + 1); return enter(OTHER); }
-int cuCtxSetCurrent(void *context) { current = context; return enter(OTHER); }
-int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = (size_t)1 << 40; *total = *free; return enter(OTHER); }
+int cuCtxPushCurrent_v2(void *context) {
+  int status = enter(OTHER);
+  if (status) return status;
+  if (!context || depth == 8) return 201;
+  contexts[depth++] = context;
+  return 0;
+}
+int cuCtxPopCurrent_v2(void **out) {
+  int status = enter(OTHER);
+  NEEDS_CONTEXT;
+  *out = contexts[--depth];  // also where it is told to fail: a thread's contexts are no copy
+  return status;
+}
+int fake_contexts(void) { return depth; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) {
+  int status = enter(OTHER);
+  if (status) return status;
+  NEEDS_CONTEXT;
+  *free = *total = (size_t)1 << 40;
+  return 0;
+}
 
 int cuMemHostRegister_v2(void *at, size_t n, unsigned flags) {
   int status = enter(REGISTER);
   if (status) return status;
+  NEEDS_CONTEXT;
   if (!n || (uintptr_t)at % 4096 || n % 4096) return 1;
   uintptr_t a = (uintptr_t)at;
   pthread_mutex_lock(&mutex);
@@ -67,6 +89,7 @@ int cuMemHostRegister_v2(void *at, size_t n, unsigned flags) {
 int cuMemHostUnregister(void *at) {
   int status = enter(UNREGISTER);
   if (status) return status;
+  NEEDS_CONTEXT;
   status = 713;
   pthread_mutex_lock(&mutex);
   for (Range **r = &ranges; *r; r = &(*r)->next)
@@ -115,7 +138,7 @@ static void *run(void *argument) {
 int cuStreamCreate(void **out, unsigned flags) {
   int status = enter(OTHER);
   if (status) return status;
-  if (!current) return 201;
+  NEEDS_CONTEXT;
   Stream *s = calloc(1, sizeof *s);
   pthread_mutex_init(&s->lock, 0);
   pthread_cond_init(&s->news, 0);
@@ -128,7 +151,7 @@ int cuStreamCreate(void **out, unsigned flags) {
 static int copy(int kind, void *to, const void *from, uintptr_t host, size_t n, Stream *s) {
   int status = enter(kind);
   if (status) return status;
-  if (!current) return 201;
+  NEEDS_CONTEXT;
   if (!n) return 1;
   int place = where(host, n);
   if (place < 0) return 1;
@@ -154,6 +177,7 @@ static void until(Stream *s, long number) {
 int cuStreamSynchronize(void *argument) {
   int status = enter(SYNC);
   if (status) return status;  // without waiting: the copies go on
+  NEEDS_CONTEXT;
   Stream *s = argument;
   pthread_mutex_lock(&s->lock);
   long number = s->queued;
@@ -165,6 +189,7 @@ int cuEventCreate(void **out, unsigned flags) { *out = calloc(1, sizeof(Event));
 int cuEventRecord(void *argument, void *stream) {
   int status = enter(EVENT);
   if (status) return status;
+  NEEDS_CONTEXT;
   Event *event = argument;
   Stream *s = stream;
   pthread_mutex_lock(&s->lock);
@@ -176,6 +201,7 @@ int cuEventRecord(void *argument, void *stream) {
 int cuEventSynchronize(void *argument) {
   int status = enter(WAIT);
   if (status) return status;  // without waiting: the copies go on
+  NEEDS_CONTEXT;
   Event *event = argument;
   if (event->stream) until(event->stream, event->upto);
   return 0;

@@ -60,6 +60,61 @@ def _next(array: jax.Array) -> jax.Array:
     return ~array if array.dtype == bool else (array + jnp.ones((), array.dtype)).astype(array.dtype)
 
 
+def count_up(old: dict[str, Any]) -> dict[str, Any]:
+    """In the same memory, the bits of each element counted up, so that dtypes go through all that they can hold; see `Model`."""
+    alone = {name: array for name, array in old.items() if len(array.sharding.device_set) == 1}
+    return {**_counted_up({name: array for name, array in old.items() if name not in alone}), **_counted_up(alone)}
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _counted_up(old: dict[str, Any]) -> dict[str, Any]:
+
+    def one(array: jax.Array) -> jax.Array:
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(jax.random.key_data(array) + 1)
+        if array.dtype in (bool, jnp.int4):
+            return array ^ jnp.ones((), array.dtype)
+        if array.dtype == jnp.complex64:
+            return array + jnp.ones((), array.dtype)
+        bits = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
+        return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(array, bits) + jnp.ones((), bits), array.dtype)
+
+    return {name: one(array) for name, array in old.items()}
+
+
+class Model:
+    """What a slot of such a state holds, in numpy. `slot`: all of its pages."""
+
+    def __init__(self, described: Described, tree: dict[str, Any]):
+        self.slot = slot(described)
+        leaves, known = described.layout.trees[0].leaves, values(tree)
+        at: dict[np.dtype, list[np.ndarray]] = {}
+        self._ends: list[tuple[int, str]] = []
+        for piece in described.layout.pieces:
+            name = str(leaves[piece.leaf].path[-1])
+            value = known[name]
+            part = np.ascontiguousarray(value[tuple(slice(a, a + n) for a, n in zip(piece.start, piece.shape, strict=True))])
+            self.slot[piece.offset : piece.offset + piece.nbytes] = part.reshape(-1).view(np.uint8)
+            first = piece.offset // value.dtype.itemsize
+            at.setdefault(value.dtype, []).append(np.arange(first, first + part.size))
+            self._ends.append((piece.offset + piece.nbytes, name))
+        self._at = {dtype: np.concatenate(places) for dtype, places in at.items()}
+
+    def count_up(self) -> None:
+        """As the devices do."""
+        for dtype, places in self._at.items():
+            if dtype.kind == "b" or dtype == ml_dtypes.int4:
+                self.slot[places] ^= 1
+            elif dtype == np.complex64:
+                self.slot.view(np.complex64)[places] += 1
+            else:
+                self.slot.view(f"u{dtype.itemsize}")[places] += 1
+
+    def names_of(self, places: np.ndarray) -> set[str]:
+        """Of arrays that these bytes belong to."""
+        return {name for place in places[:1000] for name in [next(n for end, n in sorted(self._ends) if place < end)]}
+
+
 def values(tree: dict[str, Any]) -> dict[str, np.ndarray]:
     """Copies on the host."""
     keys = {name: jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a for name, a in tree.items()}

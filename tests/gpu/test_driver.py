@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,6 +18,14 @@ from raystate.machine.checksum import Bytes
 from tests.gpu.conftest import COPY_BYTES, OFF, ONTO, PIECE_BYTES, REGISTER, SYNC, UNREGISTER, StandIn
 
 SIZE = 3 * PIECE_BYTES + 4096
+
+
+@pytest.fixture
+def stream(standin: StandIn) -> Iterator[cuda.Stream]:
+    """Of a device that the test's thread turns to."""
+    made = cuda.Stream(cuda.driver(), 0)
+    with made.current():
+        yield made
 
 
 def memory(nbytes: int = SIZE) -> Bytes:
@@ -35,7 +44,7 @@ def register(array: Bytes, pieces: int = 100) -> cuda.Registration:
     return registration
 
 
-def test_memory_is_registered_in_pieces_and_taken_back(standin: StandIn):
+def test_memory_is_registered_in_pieces_and_taken_back(standin: StandIn, stream: cuda.Stream):
     array = memory()
     registration = register(array)
     assert standin.calls(REGISTER) == 4 and standin.registered_bytes == SIZE and registration.left_bytes == 0
@@ -47,9 +56,8 @@ def test_memory_is_registered_in_pieces_and_taken_back(standin: StandIn):
 
 
 @pytest.mark.parametrize("registered", [0, 1, 2, 4])
-def test_copies_are_cut_at_the_borders_and_the_rest_goes_through_the_ring(standin: StandIn, registered: int):
+def test_copies_are_cut_at_the_borders_and_the_rest_goes_through_the_ring(standin: StandIn, stream: cuda.Stream, registered: int):
     """No copy crosses a border (that fails) or reaches memory that isn't registered (that is slow, and waits)."""
-    stream = cuda.Stream(cuda.driver(), 0)
     for begin, end in ((0, SIZE), (5, SIZE - 7), (COPY_BYTES - 1, COPY_BYTES + 1), (SIZE - 1, SIZE)):
         host, device = memory(), device_memory()
         registration = register(host, registered)
@@ -70,9 +78,9 @@ def test_the_ring_serves_more_than_it_holds_and_several_devices(standin: StandIn
     hosts, device = [np.zeros(size, np.uint8) for _ in streams], device_memory(size)
 
     def copy(stream: cuda.Stream, host: Bytes) -> None:
-        stream.begin()
-        stream.off(device.ctypes.data, host)
-        stream.wait(stream.mark())
+        with stream.current():
+            stream.off(device.ctypes.data, host)
+            stream.wait(stream.mark())
 
     threads = [threading.Thread(target=copy, args=pair) for pair in zip(streams, hosts, strict=True)]
     for thread in threads:
@@ -83,10 +91,9 @@ def test_the_ring_serves_more_than_it_holds_and_several_devices(standin: StandIn
     assert standin.unregistered_copies == 0 and standin.registered_bytes == cuda.RING * COPY_BYTES
 
 
-def test_a_copy_is_queued_and_comes_late(standin: StandIn):
+def test_a_copy_is_queued_and_comes_late(standin: StandIn, stream: cuda.Stream):
     host, device = memory(), device_memory()
     registration = register(host)
-    stream = cuda.Stream(cuda.driver(), 0)
     standin.hold(True)
     stream.off(device.ctypes.data, host)
     mark = stream.mark()
@@ -97,7 +104,7 @@ def test_a_copy_is_queued_and_comes_late(standin: StandIn):
     registration.close()
 
 
-def test_large_registrations_that_fail_are_tried_in_smaller_ones(standin: StandIn):
+def test_large_registrations_that_fail_are_tried_in_smaller_ones(standin: StandIn, stream: cuda.Stream):
     standin.fail(REGISTER, after=1, times=2)
     array = memory()
     registration = register(array)
@@ -106,7 +113,7 @@ def test_large_registrations_that_fail_are_tried_in_smaller_ones(standin: StandI
     assert standin.registered_bytes == 0
 
 
-def test_a_registration_that_is_refused_leaves_what_there_was(standin: StandIn):
+def test_a_registration_that_is_refused_leaves_what_there_was(standin: StandIn, stream: cuda.Stream):
     array, device = memory(), device_memory()
     standin.let_register(PIECE_BYTES + PIECE_BYTES // 2)
     registration = cuda.Registration(cuda.driver(), array.ctypes.data, array.size)
@@ -114,7 +121,6 @@ def test_a_registration_that_is_refused_leaves_what_there_was(standin: StandIn):
         deque(iter(registration.go_on, False))
     assert 0 < standin.registered_bytes < SIZE and registration.left_bytes == SIZE - standin.registered_bytes
     standin.let_register(1 << 40)
-    stream = cuda.Stream(cuda.driver(), 0)
     stream.off(device.ctypes.data, array)
     stream.wait(stream.mark())
     assert np.array_equal(array, device) and standin.unregistered_copies == 0
@@ -123,10 +129,9 @@ def test_a_registration_that_is_refused_leaves_what_there_was(standin: StandIn):
 
 @pytest.mark.parametrize("kind", [OFF, ONTO])
 @pytest.mark.parametrize("registered", [0, 100])
-def test_after_a_fault_a_stream_settles_and_its_buffers_are_free(standin: StandIn, kind: int, registered: int):
+def test_after_a_fault_a_stream_settles_and_its_buffers_are_free(standin: StandIn, stream: cuda.Stream, kind: int, registered: int):
     host, device = memory(), device_memory()
     registration = register(host, registered)
-    stream = cuda.Stream(cuda.driver(), 0)
     for after in range(4):
         standin.fail(kind, after=after)
         with pytest.raises(cuda.DriverError, match="gave 999"):
@@ -160,7 +165,7 @@ def test_a_driver_that_does_not_begin_is_asked_once(standin: StandIn):
     assert standin.all_calls == 1
 
 
-def test_a_forked_child_makes_no_call(standin: StandIn):
+def test_a_forked_child_makes_no_call(standin: StandIn, stream: cuda.Stream):
     registration = register(memory())
     before = standin.all_calls
     pid = os.fork()
@@ -197,6 +202,7 @@ def late():  # behind the driver's own, which was registered later
 atexit.register(late)
 cuda._library = sys.argv[1]
 array = np.frombuffer(mmap.mmap(-1, 8192), np.uint8)
+stream = cuda.Stream(cuda.driver(), 0)
 made.append(cuda.Registration(cuda.driver(), array.ctypes.data, array.size))
 assert made[0].go_on()
 """
@@ -206,3 +212,21 @@ def test_a_process_that_exits_makes_no_call(standin: StandIn):
     done = subprocess.run([sys.executable, "-c", _EXITS, standin.path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "0\n"
+
+
+def test_threads_without_a_context_register_and_take_back_and_get_none_for_it(standin: StandIn):
+    """Slots go on whichever thread leaves; what the user's own code does there must not change."""
+    stream, array = cuda.Stream(cuda.driver(), 0), memory()
+    assert standin.contexts == 0
+    registration = register(array)
+    assert standin.registered_bytes == SIZE and standin.contexts == 0
+    registration.close()
+    assert standin.registered_bytes == 0
+    assert stream.free_bytes() and standin.contexts == 0
+    stream.settle()
+    standin.fail(REGISTER)
+    with pytest.raises(cuda.DriverError):
+        cuda.driver().register(array.ctypes.data, SIZE // 4096 * 4096)
+    assert standin.contexts == 0
+    with pytest.raises(cuda.DriverError, match="cuMemcpyDtoHAsync_v2 gave 201"):
+        stream.off(array.ctypes.data, memory(8))

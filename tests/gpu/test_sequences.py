@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from raystate.arrays import gpu
-from raystate.arrays.gpus import Gpus
+from raystate.arrays.gpus import Gpus, Pauses
+from raystate.core.trainer.machine import Trainer
 from raystate.machine import cuda
 from tests.gpu.conftest import OFF, StandIn
 from tests.model.script import play
@@ -22,8 +23,15 @@ SEEDS = 200
 )
 @pytest.mark.usefixtures("gpus")
 def test_any_sequence_of_calls_holds_with_a_gpu(standin: StandIn, monkeypatch: pytest.MonkeyPatch, first: int):
-    """With room and without, with slots that can't be registered, and with faults."""
-    copies = 0
+    """With room and without, with slots that can't be registered, with faults, and with copies that are spread out."""
+    copies, spread = 0, list[float]()
+
+    def paused(self: Pauses, share: float, began_s: float) -> None:
+        spread.append(self.spread_s)
+        until(self, share, began_s)
+
+    until = Pauses.until
+    monkeypatch.setattr(Pauses, "until", paused)
     for seed in range(first, first + CHUNK):
         random = Random(seed)
         cuda._load.cache_clear()
@@ -32,9 +40,11 @@ def test_any_sequence_of_calls_holds_with_a_gpu(standin: StandIn, monkeypatch: p
         room = random.choice([1 << 40, 1 << 40, 1 << 18, 0])
         monkeypatch.setattr(Gpus, "_room", lambda *_, room=room: room)
         standin.let_register(random.choice([1 << 40, 1 << 40, 1 << 20, 0]))
+        spread_s = random.choice([0.0, 0.02])
+        monkeypatch.setattr(Trainer, "copy_spread_s", lambda *_, spread_s=spread_s: spread_s)
         if random.random() < 0.3:
             standin.fail(after=random.randrange(1, 300))
         broken = play(seed)
         copies += standin.calls(OFF)
         assert not broken
-    assert copies
+    assert copies and spread

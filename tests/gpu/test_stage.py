@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import logging
+import threading
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from raystate.arrays import device_copies, gpu
 from raystate.arrays.gpu import GpuStager
 from raystate.arrays.gpus import Gpus
-from raystate.arrays.stage import copy, foresee, hold, host_arrays, views
+from raystate.arrays.stage import copy, foresee, hold
 from raystate.arrays.tree import describe
 from raystate.core.formats.errors import RaystateError
+from raystate.machine.checksum import Bytes
 from tests.gpu.conftest import EVENT, OFF, OTHER, REGISTER, SYNC, WAIT, StandIn
-from tests.gpu.states import attached, join, slot, state, step, values, wrong
+from tests.gpu.states import Model, attached, count_up, join, slot, state, step, values, wrong
+from tests.model.world import World
 
 
 def ready(tree: Any) -> tuple[GpuStager, Any]:
@@ -47,22 +50,27 @@ def test_each_snapshot_of_a_donating_loop_is_of_its_step(gpus: Gpus, standin: St
     assert standin.registered_bytes == 0
 
 
-@pytest.mark.long
-def test_each_of_a_thousand_snapshots_of_500_arrays_is_of_its_step(gpus: Gpus, standin: StandIn):
-    standin.reset(2.0)
-    tree = state(0, arrays=500, rows=4)
-    stager, plan = ready(tree)
-    slots = [slot(describe({"state": tree})) for _ in range(2)]
-    detach = attached(stager, *slots)
-    for number in range(1000):
-        described, pages = describe({"state": tree}, previous=plan), slots[number % 2]
-        expected = [piece.tobytes() for piece in host_arrays(views(described))]
+@pytest.mark.parametrize("steps", [20, pytest.param(1000, marks=pytest.mark.long)])
+def test_each_snapshot_of_500_arrays_is_of_its_step(gpus: Gpus, standin: StandIn, steps: int):
+    """Every bit of the slot, beside numpy's model of it: each step counts up each element's bits."""
+    tree = state(0, arrays=493, rows=4)  # and seven others
+    model, stager, plan, slots = Model(describe({"state": tree}), tree), GpuStager(), None, list[Bytes]()
+    detach = None
+    for number in range(steps):
+        described = describe({"state": tree}, previous=plan)
+        if plan is None:
+            foresee(described, stager)
+            stager.prepare()
+            slots = [slot(described) for _ in range(2)]
+            detach = attached(stager, *slots)
+        plan, pages = described.plan, slots[number % 2]
         held = hold(described, stager)
-        tree = step(tree)
+        tree = count_up(tree)
         copy(held, pages)
-        found = [pages[piece.offset : piece.offset + piece.nbytes].tobytes() for piece in described.layout.pieces]
-        assert found == expected, number
-    assert not gpus.lost and not standin.unregistered_copies
+        assert np.array_equal(pages, model.slot), (number, model.names_of(np.flatnonzero(pages != model.slot)))
+        model.count_up()
+    assert standin.calls(OFF) >= steps and not gpus.lost and not standin.unregistered_copies
+    assert detach is not None
     detach()
 
 
@@ -88,7 +96,7 @@ def test_without_the_copies_on_the_device_snapshots_are_torn(gpus: Gpus, monkeyp
     pointers = {id(array): array.unsafe_buffer_pointer() for array in arrays}
     tree = step(tree)
     jax.tree.map(lambda a: a.block_until_ready(), tree)
-    monkeypatch.setattr(Gpus, "_queue", lambda _, stream, one, data: _queue(stream, one, data, pointers))
+    monkeypatch.setattr(Gpus, "_queue", lambda _, stream, some, data: [_queue(stream, one, data, pointers) for one in some])
     assert wrong(described, held, slot(described), expected)
 
 
@@ -98,19 +106,36 @@ def _queue(stream: Any, one: Any, data: Any, pointers: dict[int, int]) -> Any:
     return stream.mark()
 
 
-def test_nothing_is_compiled_on_the_training_thread_once_it_is_foreseen(gpus: Gpus):
-    tree = state(0)
-    stager, plan = ready(tree)
-    hold(describe({"state": tree}, previous=plan), stager).release()
-    described = describe({"state": step(tree)}, previous=plan)
+def test_nothing_is_compiled_on_the_training_thread_after_the_first_step(gpus: Gpus, standin: StandIn):
+    """A whole manager, whose state grows once: what it needs is compiled behind the training."""
     compiled: list[str] = []
-    with jax.log_compiles():
-        handler = logging.Handler()
-        handler.emit = lambda record: compiled.append(record.getMessage())
-        logging.getLogger("jax").addHandler(handler)
-        hold(described, stager).release()
-        logging.getLogger("jax").removeHandler(handler)
-    assert not [line for line in compiled if "Compiling" in line]
+
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs, kwargs
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append("training" if threading.get_ident() in training else "behind")
+
+    def script(rank: Any) -> None:
+        tree = {name: array for name, array in state(0).items() if name not in ("a8", "keys")}
+        more = jax.block_until_ready(jax.device_put(tree["large"], tree["large"].sharding, may_alias=False))
+        manager = rank.begin(jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), tree))
+        for number in range(1, 16):
+            tree = step(tree)
+            manager.save(number, {**tree, "more still": more} if number > 8 else tree)
+            training.add(threading.get_ident())
+            for _ in range(50):
+                rank.rest(0.01)
+        manager.close()
+
+    training = set[int]()
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        with World(5, ranks=1, nodes=1, save_every_steps=5, snapshot_every_steps=1) as world:
+            world.play(script, 1)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert "training" not in compiled and "behind" in compiled
+    assert standin.calls(OFF) and not gpus.lost
 
 
 KINDS = {"off": [OFF], "event": [EVENT], "wait": [WAIT], "any": list(range(OTHER + 1))}
@@ -202,34 +227,64 @@ def test_room_is_what_the_device_says(
     assert not any(map(gpus.held_bytes, jax.devices()))
 
 
-def test_room_counts_the_peak_of_the_training_without_our_copies(gpus: Gpus):
-    class Device:
-        def __init__(self) -> None:
-            self.stats: dict[str, int] = {}
+class Device:
+    """Says how full it is."""
 
-        def memory_stats(self) -> dict[str, int]:
-            return self.stats
+    def __init__(self) -> None:
+        self.peak = 0
 
-    gib, device = 1 << 30, Device()
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_limit": 80 << 30, "peak_bytes_in_use": self.peak << 30}
 
-    def copies(nbytes: int) -> Any:
-        one = device_copies.Copied(device_copies.CopyGroup(device, (), nbytes, None), [jax.numpy.zeros(1)], [])
+    def copies(self, gpus: Gpus, gib: int) -> device_copies.Copied:
+        one = device_copies.Copied(device_copies.CopyGroup(self, (), gib << 30, None), [jax.numpy.zeros(1)], [])
         gpus.add(one)
         return one
 
-    device.stats = {"bytes_limit": 80 * gib, "peak_bytes_in_use": 30 * gib}
-    assert gpus.has_room({device: 48 * gib}) and not gpus.has_room({device: 49 * gib})
-    held = copies(40 * gib)
-    assert gpus.has_room({device: 8 * gib}) and not gpus.has_room({device: 9 * gib})
-    device.stats = {"bytes_limit": 80 * gib, "peak_bytes_in_use": 70 * gib}
-    held.arrays.clear()
-    assert gpus.has_room({device: 48 * gib}) and not gpus.has_room({device: 49 * gib})
-    device.stats = {"bytes_limit": 80 * gib, "peak_bytes_in_use": 79 * gib}  # 39 of its own since then
-    assert gpus.has_room({device: 39 * gib}) and not gpus.has_room({device: 40 * gib})
-    interrupted = copies(30 * gib)
-    assert not gpus.has_room({device: 10 * gib})
+    def room(self, gpus: Gpus) -> int:
+        """In GiB, of which 2 % are left alone."""
+        return next(gib for gib in range(80, -200, -1) if gpus.has_room({self: gib << 30}))
+
+
+def test_room_counts_the_peak_of_the_training_without_our_copies(gpus: Gpus):
+    device = Device()
+    device.peak = 30
+    assert device.room(gpus) == 48
+    held = device.copies(gpus, 40)
+    assert device.room(gpus) == 8
+    device.peak = 70  # beside the copies
+    gpus.drop(held)
+    assert device.room(gpus) == 48
+    held = device.copies(gpus, 40)
+    device.peak = 79  # 39 of its own since then
+    gpus.drop(held)
+    assert device.room(gpus) == 39
+    interrupted = device.copies(gpus, 30)
+    assert device.room(gpus) == 9
     del interrupted
-    assert gpus.has_room({device: 39 * gib})
+    assert device.room(gpus) == 39
+
+
+def test_room_counts_a_peak_that_came_when_no_copies_were_there(gpus: Gpus):
+    """The first save comes before the first step, and an evaluation needs more than a step: neither was beside copies of ours."""
+    device = Device()
+    device.peak = 24
+    assert device.room(gpus) == 54
+    gpus.drop(device.copies(gpus, 24))
+    device.peak = 58
+    assert device.room(gpus) == 20, "not 44"
+
+
+def test_room_counts_what_has_grown_while_some_copies_had_gone(gpus: Gpus):
+    device = Device()
+    device.peak = 10
+    assert device.room(gpus) == 68
+    first, last = device.copies(gpus, 20), device.copies(gpus, 10)
+    device.peak = 42
+    gpus.drop(first)  # 12 of its own
+    device.peak = 60
+    gpus.drop(last)
+    assert device.room(gpus) == 28, "50 of its own"
 
 
 @pytest.mark.parametrize("some", [0, 1 << 20])
@@ -246,6 +301,21 @@ def test_slots_that_are_not_registered_are_reached_through_the_ring(
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == ["the driver does not register all of the slots"]
     assert not wrong(described, hold(described, stager), pages, expected)
     assert standin.calls(OFF) and not standin.unregistered_copies and not gpus.lost
+    detach()
+
+
+def test_where_not_even_a_buffer_can_be_registered_jax_copies(gpus: Gpus, standin: StandIn, caplog: pytest.LogCaptureFixture):
+    tree = state(0)
+    stager, plan = ready(tree)
+    described, expected = describe({"state": tree}, previous=plan), values(tree)
+    pages = slot(described)
+    standin.let_register(0)
+    detach = attached(stager, pages)
+    for _ in range(2):
+        assert not wrong(described, hold(described, stager), pages, expected)
+    said = [record.getMessage()[:40] for record in caplog.records]
+    assert said == ["the driver does not register all of the ", "snapshots no longer leave the GPU beside"]
+    assert not standin.calls(OFF) and not standin.registered_bytes and not any(map(gpus.held_bytes, jax.devices()))
     detach()
 
 
@@ -298,6 +368,33 @@ def test_errors_of_the_computation_pass_and_leave_nothing_under_way(gpus: Gpus, 
         copy(held, pages)
     assert standin.calls(SYNC) and not gpus.lost and not any(map(gpus.held_bytes, jax.devices()))
     detach()
+
+
+def test_slots_that_stay_registered_are_the_last_that_the_driver_writes_to(
+    gpus: Gpus, standin: StandIn, monkeypatch: pytest.MonkeyPatch
+):
+    """Others may come to lie at their addresses, where the driver still has the pages of before."""
+    tree = state(0, arrays=4)
+    stager, plan = ready(tree)
+    described, expected = describe({"state": tree}, previous=plan), values(tree)
+    pages = slot(described)
+    detach = attached(stager, pages)
+    held, later = hold(described, stager), hold(described, stager)
+    with monkeypatch.context() as patched:
+
+        def block(_: Any) -> Any:
+            raise jax.errors.JaxRuntimeError("INTERNAL: the step failed")
+
+        patched.setattr(jax, "block_until_ready", block)
+        standin.fail(SYNC, times=1 << 30)
+        with pytest.raises(RaystateError, match="can't say whether a copy into a slot has ended"):
+            copy(held, pages)
+    detach()
+    assert standin.registered_bytes
+    standin.fail(times=0)
+    before = standin.calls(OFF)
+    assert not wrong(described, later, pages, expected)
+    assert standin.calls(OFF) == before and gpus.lost
 
 
 def test_a_loop_that_was_lost_registers_nothing_more(gpus: Gpus, standin: StandIn):
