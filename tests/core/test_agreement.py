@@ -11,6 +11,7 @@ from raystate.core.formats.messages import (
     Appended,
     CarriedOut,
     HostReported,
+    Log,
     Proposal,
     StopAsked,
     Tick,
@@ -28,6 +29,9 @@ def test_stop_is_confirmed_when_all_have_agreed():
     driver.word(1, 5, ack_id=proposal.id, ack_ok=True, ack_step=5)
     confirmed = driver.proposal
     assert (confirmed.id, confirmed.state) == (proposal.id, "confirmed")
+    driver.said("^asks all 2 ranks to stop at step 6: preemption$")
+    driver.said("^all 2 ranks stop at step 6: preemption$")
+    assert not any(str(proposal.id) in line for line in driver.lines), "a number that says nothing to people"
 
 
 def test_refusal_brings_a_later_step_and_the_deadline_withdraws():
@@ -56,6 +60,8 @@ def test_a_new_coordinator_goes_on_with_the_newest_proposal_that_a_host_shows(st
         driver.word(rank, 1, ack_id=older.id, ack_ok=True, ack_step=1, report=False)
         driver.send(HostReported(summary=dataclasses.replace(driver.summary(driver.host_of[rank]), proposal=shown)))
     assert driver.advice().proposal == newer
+    outcome = "not all have answered" if state == "proposed" else "it was withdrawn"
+    driver.said(f"^an earlier attempt had asked all 2 ranks to stop at step 3, and {outcome}$")
 
 
 def test_time_based_saves_go_on_after_a_rollback():
@@ -86,6 +92,34 @@ def save_together(driver: Driver, cadence: int) -> int:
     step = -(-proposal.step // cadence) * cadence
     driver.stage(step, promised=True)
     return step
+
+
+def test_the_step_at_which_all_have_stopped_is_a_save_by_time_too():
+    """After a preemption the group starts again from it: two seconds later nothing is worth another save."""
+    driver = training(save_every_s=15.0)
+    driver.live(14.0)
+    driver.send(StopAsked(reason="preemption", within_s=20.0))
+    stop = driver.agree(at=5)
+    driver.stage(stop.step, promised=True)
+    driver.exits(0, 1)
+    driver.join(AB, "h")
+    driver.restore()
+    driver.stage(stop.step + 1)
+    driver.live(14.0)
+    assert driver.advice().proposal is None
+    driver.stage(stop.step + 2)
+    driver.live(2.0)
+    assert driver.proposal.kind == "save"
+
+
+def test_a_save_by_time_says_one_line_to_people():
+    driver = training(save_every_s=15.0)
+    driver.out.clear()
+    driver.live(15.0)
+    asked = driver.agree(at=5)
+    driver.stage(asked.step, promised=True)
+    lines = [(one.level, one.text) for one in driver.out if isinstance(one, Log) and one.level != "debug"]
+    assert lines == [("info", f"step {asked.step} is durable")]
 
 
 def test_a_save_when_idle_waits_until_the_one_before_is_visible():

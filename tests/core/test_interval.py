@@ -13,6 +13,7 @@ from raystate.core.formats.commands import Log
 from raystate.core.formats.reports import HostWord
 from raystate.core.formats.settings import Settings
 from raystate.core.trainer.machine import Trainer
+from raystate.waits import SAID_AGAIN_S
 
 SHARE = 0.03
 
@@ -94,6 +95,24 @@ def test_snapshots_cost_no_more_than_their_share(step_s: float, cost_s: float, r
     assert loop.snapshots >= 4
 
 
+@pytest.mark.parametrize(("share", "spread_s"), [(0.02, 0.0), (0.03, 0.0), (0.06, 0.8 * 0.5 * 2), (0.5, 4.0)])
+def test_copies_that_slow_the_steps_are_spread_over_the_time_to_the_next(share: float, spread_s: float) -> None:
+    """And stay so, although they slow them less then."""
+    loop = Loop()
+    loop.train(120, 0.5, share * 0.5)
+    rank, word = loop.ranks[0], HostWord(grants=(1, 1, 1), interval=loop.interval.advised)
+    assert rank.copy_spread_s(word) == pytest.approx(spread_s, rel=1e-3)
+    loop.train(2000, 0.5, 0.001)
+    assert bool(rank.copy_spread_s(word)) == bool(spread_s)
+
+
+def test_a_copy_is_not_spread_before_it_is_known_to_slow_the_steps() -> None:
+    loop = Loop()
+    assert loop.ranks[0].copy_spread_s(None) == 0.0
+    loop.train(3, 0.5, 0.4)
+    assert loop.ranks[0].copy_spread_s(None) == 0.0
+
+
 @pytest.mark.parametrize(("stride", "first"), [(2, 2), (10, 10), (10, 9), (100, 99), (1000, 999), (1000, 1000)])
 @pytest.mark.parametrize("cost_s", [0.001, 0.1, 10.0])
 def test_a_loop_that_calls_at_its_own_cadence_is_measured(stride: int, first: int, cost_s: float) -> None:
@@ -107,6 +126,30 @@ def test_a_loop_that_calls_at_its_own_cadence_is_measured(stride: int, first: in
     expected = 1000 * stride / max(loop.interval.every, stride)
     assert 0.6 * expected - 1 <= loop.snapshots - before <= expected + 1
     assert loop.measured < 200  # most calls wait for nothing
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_loop_that_saves_a_step_twice_is_measured(every: int) -> None:
+    """As one that evaluates and saves the step again with its metrics. A save that was refused does no harm."""
+    loop = Loop()
+    loop.ranks[0].times.called(10**6, loop.now_s, waited=True, copying=False)
+    for _ in range(600):
+        loop.train(1, 0.05, 0.02)
+        if loop.step % every == 0:
+            loop.ranks[0].times.called(loop.step, loop.now_s, waited=True, copying=False)
+    assert loop.ranks[0].times.snapshot_s == pytest.approx(0.02, rel=0.01)
+    loop.measured = 0
+    loop.train(100, 0.05, 0.02)
+    assert loop.measured < 50, "most calls wait for nothing"
+
+
+def test_the_time_of_a_restore_is_no_step() -> None:
+    trainer = Trainer(0, 1, "1.1.x", snapshot_every=None)
+    for step, now_s in ((1, 0.0), (2, 0.05)):
+        trainer.times.called(step, now_s, waited=True, copying=False)
+    trainer.begin("1.2.y", None)
+    trainer.times.called(3, 1000.0, waited=True, copying=False)
+    assert trainer.word().step_s == 0.05
 
 
 @pytest.mark.parametrize("stride", [1, 7, 100, 1000])
@@ -164,6 +207,23 @@ def test_another_step_time_is_followed_within_fifty_steps() -> None:
     assert loop.interval.every == 33
 
 
+def test_a_first_measure_that_was_wrong_is_made_good() -> None:
+    loop = Loop()
+    loop.train(40, 0.05, 0.5)
+    assert loop.interval.every == 324
+    loop.train(13 * 324, 0.05, 0.001)
+    assert loop.interval.every == 1
+
+
+@pytest.mark.parametrize("cost_s", [0.001, 0.05])
+def test_long_and_short_steps_that_alternate(cost_s: float) -> None:
+    """At worst a snapshot counts as a long step, and never as one beside short steps alone."""
+    loop = Loop()
+    for number in range(1000):
+        loop.train(1, (0.01, 1.0)[number % 2], cost_s)
+        assert loop.interval.every <= 1.05 / SHARE / 0.5
+
+
 def test_one_compilation_or_evaluation_changes_little() -> None:
     loop = Loop()
     loop.train(1, 20.0, 0.01)
@@ -175,13 +235,41 @@ def test_one_compilation_or_evaluation_changes_little() -> None:
         assert before / 1.5 <= loop.interval.every <= before * 1.5
 
 
-def test_it_is_said_once_with_its_numbers_and_when_it_has_doubled() -> None:
+def test_each_length_is_said_with_its_numbers_and_once_a_minute_at_most() -> None:
     loop = Loop()
     loop.train(400, 0.1, 0.02)
-    loop.train(400, 0.1, 0.025)
-    assert loop.said() == ["a snapshot every 7 steps from now: it costs 20 ms, 2.8% of the training, whose steps take 100 ms"]
+    first = "a snapshot every 7 steps from now: it costs 20 ms, 2.8% of the training, whose steps take 100 ms"
+    assert loop.said() == [first]
+    loop.train(5000, 0.1, 0.02, noise=0.2)
+    calm = loop.said()
     loop.train(2000, 0.1, 0.06)
-    assert len(loop.said()) == 2
+    lines = loop.said()
+    assert lines[-1].startswith(f"a snapshot every {loop.interval.every} steps from now: it costs 60 ms")
+    assert len(calm) <= 4 and len(lines) - len(calm) <= 4, "measures waver, and the interval stays"
+
+
+def test_a_length_that_came_within_the_minute_is_said_when_that_is_over() -> None:
+    loop = Loop()
+    loop.train(100, 0.1, 0.02)
+    assert loop.said() and loop.now_s < SAID_AGAIN_S
+    loop.train(60, 0.5, 0.02)
+    assert loop.interval.every == 2 and len(loop.said()) == 1 and loop.now_s < SAID_AGAIN_S
+    loop.train(100, 0.5, 0.02)
+    (line,) = loop.said()[1:]
+    assert line.startswith("a snapshot every 2 steps from now: it costs 20 ms, ")
+
+
+def test_how_long_a_step_takes_is_of_late() -> None:
+    """While a rank was slow each step took 360 ms. Ten seconds later no line says that they still do."""
+    loop = Loop()
+    for step_s in (0.16, 0.36, 0.16, 0.2, 0.16):
+        loop.train(300, step_s, 0.005)
+        measure = loop.interval.measure([rank.word() for rank in loop.ranks])
+        assert measure is not None and measure.step_s == pytest.approx(step_s, rel=0.01)
+    loop.train(165, 0.36, 0.005)
+    loop.train(60, 0.16, 0.005)
+    measure = loop.interval.measure([rank.word() for rank in loop.ranks])
+    assert measure is not None and measure.step_s == pytest.approx(0.16, rel=0.01)
 
 
 def test_a_number_fixes_it() -> None:

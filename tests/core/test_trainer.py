@@ -171,6 +171,14 @@ def test_stop_waits_at_its_step_until_it_is_confirmed():
     assert made.reached(5, host(proposal=proposal("confirmed"))) == (True, False)
 
 
+def test_a_stop_without_a_slot_says_why_it_stops_and_no_more():
+    made = trainer()
+    asked = {state: host(0, proposal=proposal(state)) for state in ("proposed", "confirmed")}
+    made.on_save(4, host_word=asked["proposed"])
+    last = made.on_save(5, host_word=asked["confirmed"])
+    assert (last.action, last.stop, last.reason) == ("hold", True, "all ranks stop at step 5: preemption")
+
+
 def test_stop_is_refused_when_its_step_is_reached_and_gone_when_withdrawn():
     made = trainer()
     refused = made.on_save(5, host_word=host(proposal=proposal("proposed")))

@@ -25,6 +25,7 @@ from raystate.core.formats.reports import TrainerWord
 from raystate.waits import FIRST_STEP_AGAIN_S
 
 IDS_PER_ATTEMPT = 1_000_000
+_OUTCOMES = {"proposed": "not all have answered", "confirmed": "all have agreed", "withdrawn": "it was withdrawn"}
 TO_AGREE = 0.5  # of the time until a stop: the rest is for making the step durable, or what is newest in memory
 
 
@@ -50,13 +51,13 @@ class _Stop:
 class Agreement:
     """One proposal at a time: made, answered by all ranks, and confirmed or withdrawn."""
 
-    def __init__(self, context: Context, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
+    def __init__(self, context: Context, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots, notices: Notices):
         self.saves = saves
         self.context = context
         self.joins = joins
         self.journal = journal
         self.snapshots = snapshots
-        self.notices = Notices(context, joins)
+        self.notices = notices
         self._counter = 0
         self._tries = 0
         self._group: Group | None = None
@@ -134,8 +135,11 @@ class Agreement:
                 self._propose(group, proposal.kind, proposal.reason, self._until_s)
             elif sum(word.ack_id == proposal.id for word in words) == group.world:
                 self.snapshots.proposal = replace(proposal, state="confirmed")
-                who = f"all {group.world} ranks {proposal.kind}" if group.world > 1 else f"the only rank {proposal.kind}s"
-                self.context.log("info", f"{who} at step {proposal.step}: {proposal.reason}")
+                acts = proposal.kind if group.world > 1 else f"{proposal.kind}s"
+                text = f"{_all_ranks(group)} {acts} at step {proposal.step}: {proposal.reason}"
+                self.context.log(_level(proposal.kind), text)
+                if proposal.kind == "stop":
+                    self._last_save_s = self.context.now_s  # the common step becomes durable: the next save by time counts from it
         elif proposal.kind == "save" and sum(word.newest_step >= proposal.step for word in words) == group.world:
             self._tries = 0
             self._released = proposal.id
@@ -164,7 +168,8 @@ class Agreement:
                 inherited = max(known, key=lambda one: (one.id, one.state != "proposed"))
                 self.snapshots.proposal = inherited
                 self._until_s = self.context.now_s + self.context.settings.barrier_timeout_s
-                self.context.log("info", f"went on with proposal {inherited.id} of an earlier attempt: {inherited.state}")
+                asked = f"{_all_ranks(group)} to {inherited.kind} at step {inherited.step}"
+                self.context.log("info", f"an earlier attempt had asked {asked}, and {_OUTCOMES[inherited.state]}")
         if self._group is None or self._group.name != group.name:
             self._released = 0  # its hosts may still show what was withdrawn from the group before, and its ranks agree to that
         self._group = group
@@ -196,20 +201,19 @@ class Agreement:
         self._until_s = until_s
         step = max(0, newest) + max(1, margin)
         self.snapshots.proposal = Proposal(id=number, kind=kind, step=step, state="proposed", reason=reason)
-        self.context.log("info", f"proposal {number}: {kind} at step {step}: {reason}")
+        self.context.log(_level(kind), f"asks {_all_ranks(group)} to {kind} at step {step}: {reason}")
 
-    def _every_s(self) -> float | None:
-        """Between saves by time; None: there are none. A first save that was lost is one, too: the trainers count it as made."""
-        settings = self.context.settings
-        if settings.save_first and self.saves.failed and not self.journal.live:
-            return min(FIRST_STEP_AGAIN_S, settings.save_every_s or FIRST_STEP_AGAIN_S)
-        return settings.save_every_s
+    def _every_s(self) -> float:
+        """Between saves by time; inf: there are none. A first save that was lost is one, too: the trainers count it as made."""
+        every_s = self.snapshots.interval.durable.every_s
+        is_lost = self.context.settings.save_first and self.saves.failed and not self.journal.live
+        return min(FIRST_STEP_AGAIN_S, every_s or FIRST_STEP_AGAIN_S) if is_lost else every_s
 
     def _why(self, every_s: float) -> str:
         if self.context.settings.save_every_s is None:
             return "the first save of the run was lost"
         least = f", {every_s:g} s after the one before" if every_s else ""
-        return f"no save is under way{least}" if self.context.settings.save_when_idle else f"every {every_s:g} s"
+        return f"no save is under way{least}" if self.context.settings.save_when_idle else f"every {every_s:.6g} s"
 
     def _is_saving(self, group: Group) -> bool:
         """Whether a save is under way, or one that all ranks have agreed on is still being staged."""
@@ -229,7 +233,7 @@ class Agreement:
     def _end(self, proposal: Proposal, why: str) -> None:
         self.snapshots.proposal = replace(proposal, state="withdrawn", reason=why)
         self._tries = 0
-        self.context.log("warning", f"proposal {proposal.id} ({proposal.kind} at step {proposal.step}) is withdrawn: {why}")
+        self.context.log("warning", f"the request to {proposal.kind} at step {proposal.step} is withdrawn: {why}")
 
     def _unanswered(self, proposal: Proposal) -> str:
         group = self.joins.group
@@ -294,17 +298,27 @@ class Agreement:
             self._end(proposal, f"{self._unanswered(proposal)} within {self.context.settings.barrier_timeout_s:.1f} s")
             self._last_save_s = now_s
         every_s, group = self._every_s(), self.joins.group
-        if every_s is None or group is None or not group.alive or now_s - self._last_save_s < every_s:
+        if group is None or not group.alive or now_s - self._last_save_s < every_s:
             return
         if self._stop is not None or self._group is not group or (proposal is not None and proposal.state != "withdrawn"):
             return
-        if self.context.settings.save_when_idle and self._is_saving(group):
+        settings = self.context.settings
+        if (settings.save_when_idle or settings.save_measured) and self._is_saving(group):
             return
         if group.newest > self._newest_at_save:
             self._last_save_s = now_s
             self._newest_at_save = group.newest
             self._tries = 0
             self._propose(group, "save", self._why(every_s), now_s + self.context.settings.barrier_timeout_s)
+
+
+def _level(kind: Literal["stop", "save"]) -> str:
+    """Of the lines about a proposal. A save has one for people once its step is durable."""
+    return "info" if kind == "stop" else "debug"
+
+
+def _all_ranks(group: Group) -> str:
+    return f"all {group.world} ranks" if group.world != 1 else "the only rank"
 
 
 def _refuses(word: TrainerWord, proposal: Proposal) -> bool:

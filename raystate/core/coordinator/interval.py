@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from raystate.core.coordinator.context import Context
+from raystate.core.coordinator.optimal import DurableInterval, News, at_least_s
 from raystate.core.formats.reports import TrainerWord
-from raystate.waits import SAID_AGAIN_S
+from raystate.core.formats.texts import duration
 
 MAX_FACTOR = 64
 CALM_SNAPSHOTS = 8  # stable snapshots in a row without a skip before the factor is halved
@@ -16,7 +17,6 @@ TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the fa
 _AHEAD = "A loop that runs ahead of its devices skips steps; float(loss) in each step holds it back"
 # The interval stays while what the measures ask for is between these shares of it: they waver.
 _SHORTER, _LONGER = 0.5, 1.1
-_NEWS = 2  # people hear of an interval that is so many times as long as the one they know, or as short
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,22 @@ class Measured:
 
     def interval(self, share: float) -> int:
         """The smallest, in steps, whose snapshots cost at most this share of the training."""
-        return max(1, math.ceil(self.snapshot_s * (1 - share) / (share * self.step_s)))
+        return max(1, math.ceil(at_least_s(self.snapshot_s, share) / self.step_s))
 
     def text(self, interval: int) -> str:
         """For the log."""
         share = self.snapshot_s / (interval * self.step_s + self.snapshot_s)
-        return f"it costs {self.snapshot_s * 1e3:.3g} ms, {share:.1%} of the training, whose steps take {self.step_s * 1e3:.3g} ms"
+        return f"it costs {duration(self.snapshot_s)}, {share:.1%} of the training, whose steps take {duration(self.step_s)}"
 
 
 def _of(word: TrainerWord) -> Measured | None:
     return Measured(word.step_s, word.snapshot_s) if word.step_s and word.snapshot_s is not None else None
+
+
+def _worst(words: Collection[TrainerWord]) -> Measured | None:
+    """Of the rank whose snapshots cost most of its training; None: not all have measured."""
+    known = [found for word in words if (found := _of(word)) is not None]
+    return max(known, key=lambda one: one.snapshot_s / one.step_s) if known and len(known) == len(words) else None
 
 
 class Interval:
@@ -50,12 +56,13 @@ class Interval:
         self.context = context
         self.every = context.settings.snapshot_every_steps or 1
         self.found: Measured | None = None  # what `every` comes from
-        self._said = 1  # steps
-        self._silent_until_s = 0.0
+        self.durable = DurableInterval(context)
+        self._news = News(context, self.every)
         self.begin()
 
     def begin(self) -> None:
         """In another lineage. What the measures say still holds."""
+        self.durable.begin()
         self.factor = self._longest = 1
         self._mark = -1  # skips up to this step were caused by the interval before
         self._calm = CALM_SNAPSHOTS
@@ -95,35 +102,37 @@ class Interval:
         # It may go to and fro for hours: people read each length once.
         level = "info" if factor > self._longest else "debug"
         self._longest = max(self._longest, factor)
-        self._say(level, why)
+        self.context.log(level, self._text(why))
 
-    def measured(self, new: Iterable[TrainerWord], words: Collection[TrainerWord], newest: int) -> None:
+    def measured(self, new: Collection[TrainerWord], words: Collection[TrainerWord], newest: int) -> None:
         """What the ranks of a group have measured. `new`: those of `words` that have just come."""
         settings = self.context.settings
+        self.durable.heard(new, len(words))
         news = [found for word in new if (found := _of(word)) is not None]
-        if settings.snapshot_every_steps is not None or not news or (self.found is not None and all(map(self._fits, news))):
+        if settings.snapshot_every_steps is not None or not news:
             return
-        known = [found for word in words if (found := _of(word)) is not None]
-        if not known or len(known) < len(words):
-            return
-        worst = max(known, key=lambda one: one.snapshot_s / one.step_s)
-        every = worst.interval(settings.save_overhead)
-        self.found = worst
-        if every == self.every:
-            return
-        self.every = every
-        self._mark = newest
-        now_s = self.context.now_s
-        is_news = now_s >= self._silent_until_s and not self._said / _NEWS < every < self._said * _NEWS
-        if is_news:
-            self._said, self._silent_until_s = every, now_s + SAID_AGAIN_S
-        self._say("info" if is_news else "debug", worst.text(self.steps))
+        if (self.found is None or not all(map(self._fits, news))) and (worst := _worst(words)) is not None:
+            self.found = worst
+            if (every := worst.interval(self._share)) != self.every:
+                self.every, self._mark = every, newest
+        if (held := self.found) is not None:
+            self._news.tell(self.every, lambda: self._text((_worst(words) or held).text(self.steps)))
+
+    @property
+    def _share(self) -> float:
+        """Of the training's time that snapshots may cost. A death costs least with as many as that allows: their optimum is longer, by far,
+        for all that is known of how often processes die, and people are promised a step or two."""
+        return self.context.settings.save_overhead - self.durable.share
 
     def _fits(self, found: Measured) -> bool:
         """Whether the interval may stay as far as this rank is concerned."""
-        wanted = found.interval(self.context.settings.save_overhead)
+        wanted = found.interval(self._share)
         return _SHORTER * self.every <= wanted <= _LONGER * self.every
 
-    def _say(self, level: str, why: str) -> None:
+    def measure(self, words: Collection[TrainerWord]) -> Measured | None:
+        """The newest measure of the ranks, else the one that `every` comes from; None: there is none."""
+        return None if self.found is None else _worst(words) or self.found
+
+    def _text(self, why: str) -> str:
         every = self.steps
-        self.context.log(level, f"a snapshot every {f'{every} steps' if every > 1 else 'step'} from now: {why}")
+        return f"a snapshot every {f'{every} steps' if every > 1 else 'step'} from now: {why}"

@@ -16,6 +16,7 @@ from raystate.core.formats.errors import InvalidTransitionError, error_from_name
 from raystate.core.formats.names import SnapshotId
 from raystate.core.formats.orders import Proposal
 from raystate.core.formats.reports import HostWord, TrainerWord
+from raystate.core.trainer.copy_pace import spread_s
 from raystate.core.trainer.own_answers import OwnAnswers
 from raystate.core.trainer.own_past import OwnPast
 from raystate.core.trainer.own_promises import OwnPromises
@@ -69,6 +70,7 @@ class Trainer:
         self.answers = OwnAnswers()
         self.times = StepTimes()
         self.number = 0  # of the newest word
+        self.steps = 0  # that were made, over all lineages
 
     # ---------------------------------------------------------------- state
 
@@ -82,6 +84,7 @@ class Trainer:
         self.past = OwnPast(first=self.past.first)
         self.slots.begin()
         self.promises = OwnPromises()
+        self.times.forget()
         self.phase = "running" if self.phase == "joined" else self.phase
 
     def settled(self, *, ahead: Iterable[int], safe: bool, saving: bool = False, stored: bool = True) -> None:
@@ -130,6 +133,8 @@ class Trainer:
             stride=self.times.stride,
             step_s=self.times.step_s,
             snapshot_s=self.times.snapshot_s,
+            save_s=self.times.saves.cost_s,
+            steps=self.steps,
         )
 
     @property
@@ -176,12 +181,12 @@ class Trainer:
         promised, why = self._is_due(step, force, agreed)
         interval = 1 if host_word is None else host_word.interval
         is_due = promised or self._takes_snapshot(step, interval)
-        self.newest = step
-        self.slots.late = None
+        self._made(step)
         self.phase = "running" if self.phase == "joined" else self.phase
         if promised:
             self.promises.make(SnapshotId(self.lineage, step))
             self.past.promised(step)
+            self.times.saves.began(step)
         if captured is not None:
             self.slots.promise(captured, step)
             return SaveDecision(action="promise", promised=True, slot=captured, reason=why, stop=stop, word=self.word())
@@ -203,8 +208,8 @@ class Trainer:
             self.promises.broke(dropped, "no slot became free for it before the next durable step")
         self.slots.held = step
         self.kept = SnapshotId(self.lineage, step)
-        why = f"{why}; {lack}: a copy waits on the device"
-        return SaveDecision(action="hold", promised=True, reason=why, stop=stop, dropped=dropped, word=self.word())
+        told = why if stop else f"{why}; {lack}: a copy waits on the device"  # why it stops is what people read
+        return SaveDecision(action="hold", promised=True, reason=told, stop=stop, dropped=dropped, word=self.word())
 
     def capture_of(self, step: int, host_word: HostWord | None) -> int | None:
         """The slot with the capture of the newest step, if that is this step; None: it has none."""
@@ -214,6 +219,11 @@ class Trainer:
         """The next snapshot is due at the call after so many, where the interval is measured; 0: at the next one."""
         interval = 1 if host_word is None else host_word.interval
         return (interval - max(0, self.newest) % interval - 1) // self.times.stride
+
+    def copy_spread_s(self, host_word: HostWord | None) -> float:
+        """Seconds that the copy of a snapshot is to take, where the interval is measured; 0.0: as few as it can."""
+        interval = 1 if host_word is None else host_word.interval
+        return spread_s(self.times.is_slowing, self.times.step_s, max(interval, self.times.stride))
 
     def passes(self, step: int, host_word: HostWord | None) -> bool:
         """Whether save(step) keeps nothing, answers nothing and fails at nothing: `pass_by` is all that it does then."""
@@ -225,6 +235,12 @@ class Trainer:
 
     def pass_by(self, step: int) -> None:
         """save(step) has kept nothing. The word may be written later."""
+        self._made(step)
+
+    def _made(self, step: int) -> None:
+        """The step is the newest now. A first one that comes without a restore may be any: nothing says where the script began."""
+        if self.phase != "joined":
+            self.steps += step - max(0, self.newest)
         self.newest = step
         self.slots.late = None
 
@@ -233,7 +249,8 @@ class Trainer:
         if self.snapshot_every is not None:
             return self.snapshot_every > 0 and step % (self.snapshot_every * interval) == 0
         stride = step - self.newest  # a loop may call at its own cadence
-        is_left_out = interval < LEFT_OUT * stride and step // max(interval, stride) % LEFT_OUT == LEFT_OUT - 1
+        number = step // max(interval, stride)  # each time at another place of so many: long and short steps may alternate
+        is_left_out = interval < LEFT_OUT * stride and (number + number // LEFT_OUT) % LEFT_OUT == LEFT_OUT - 1
         return step // interval > self.newest // interval and not is_left_out
 
     def would_be_durable(self, step: int) -> bool:
