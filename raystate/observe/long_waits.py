@@ -50,7 +50,9 @@ class LongWaits:
     def look(self, under_way: Iterable[UnderWay], event: Any, now_s: float) -> None:
         """Follow what goes on after an event; with a tick, tell what takes long."""
         self._waits = {
-            one.of: self._waits.get(one.of) or LongWait(what=one, since_s=now_s, next_s=now_s + TOLD_AFTER_S) for one in under_way
+            one.of: self._waits.get(one.of)
+            or LongWait(what=one, since_s=now_s if one.since_s is None else one.since_s, next_s=now_s + TOLD_AFTER_S)
+            for one in under_way
         }
         match event:
             case Progress(of=of) if of in self._waits:
@@ -61,7 +63,7 @@ class LongWaits:
                 for wait in self._waits.values():
                     if now_s >= wait.next_s:
                         wait.next_s = now_s + min(SELDOM_S, now_s - wait.since_s)
-                        logger.info("%s", wait.text(now_s))
+                        logger.info("%s", wait.text(now_s), extra={"is_routine": True})
             case _:
                 pass
 

@@ -16,9 +16,11 @@ import pytest
 import raystate
 from raystate.actors.blame import check_sendable, pickles_anywhere, raised, unpacked
 from raystate.core.formats.messages import HostId, RestoreChoice, RestoreTried, TrainerExited
-from raystate.observe import ledger as ledger_module
 from raystate.observe.ends import End, Ends, cause_of, first_to_fail, is_collateral
-from raystate.observe.ledger import REMEMBERED_GROUPS, Ledger, read_ledger
+from raystate.observe.ledger import ledger as ledger_module
+from raystate.observe.ledger.ledger import REMEMBERED_GROUPS, Ledger
+from raystate.observe.ledger.lines import LoggedRecovery
+from raystate.observe.ledger.reader import read_ledger
 from raystate.storage.objects import ObjectStorage
 from tests.core.driver import AB, Driver
 
@@ -177,7 +179,8 @@ class Groups(Driver):
 
     def __init__(self, name: str):
         super().__init__()
-        self.ledger = Ledger(ObjectStorage(f"memory://{name}"), self.core)
+        self.storage = ObjectStorage(f"memory://{name}")
+        self.ledger = Ledger(self.storage, self.core)
         self.ledger.begin(1)
 
     def send(self, event: Any) -> list[Any]:
@@ -207,9 +210,13 @@ class Groups(Driver):
         self.seen[self.host_of[rank]] = []
         self.exits(rank, **more)
 
+    @property
+    def recoveries(self) -> list[LoggedRecovery]:
+        return [one.what for one in self.ledger.news((-1, -1)) if isinstance(one.what, LoggedRecovery)]
+
     def told(self) -> list[tuple[str, str, float, int, bool]]:
         """(the group, why the one before it ended, seconds, steps repeated, whether it came back) of each restart."""
-        return [(one.group, one.cause, one.seconds, one.steps_repeated, one.back) for one in self.ledger.recoveries]
+        return [(one.group, one.cause, one.seconds, one.steps_repeated, one.back) for one in self.recoveries]
 
     @property
     def kinds(self) -> list[tuple[int, str]]:
@@ -238,7 +245,7 @@ def cause(groups: Groups) -> str:
     """What the ledger gives after another group has made a step."""
     groups.starts(2, 12.0, restored_s=13.0)
     groups.steps(6, 15.0)
-    (recovery,) = groups.ledger.recoveries
+    (recovery,) = groups.recoveries
     assert (recovery.group, recovery.step, recovery.tier) == ("g2", 5, "memory")
     return recovery.cause
 
@@ -298,9 +305,10 @@ def test_each_restart_counts_from_the_end_that_led_to_it() -> None:
         ("g2", "the process of rank 0 died", 5.0, 0, False),
         ("g3", "the process of rank 0 died", 4.0, 2, True),
     ]
-    assert [(one.step, one.tier) for one in groups.ledger.recoveries] == [(5, "memory")] * 2
+    assert [(one.step, one.tier) for one in groups.recoveries] == [(5, "memory")] * 2
+    assert groups.ledger.restarts == 2
     groups.ledger.close()
-    assert [one for _, one in read_ledger(groups.ledger._storage).recoveries] == groups.ledger.recoveries
+    assert [one for _, one in read_ledger(groups.storage).recoveries] == groups.recoveries
 
 
 def test_a_restart_that_ends_before_it_has_joined_is_one_too() -> None:
@@ -315,7 +323,7 @@ def test_a_restart_that_ends_before_it_has_joined_is_one_too() -> None:
         ("g2", "the process of rank 0 died", 4.0, 0, False),
         ("g3", "the workers could not be started", 5.0, 2, True),
     ]
-    assert (groups.ledger.recoveries[0].step, groups.ledger.recoveries[0].tier) == (-1, "")
+    assert (groups.recoveries[0].step, groups.recoveries[0].tier) == (-1, "")
 
 
 def test_a_first_start_that_failed_is_no_end_of_the_run() -> None:
@@ -334,7 +342,7 @@ def test_a_restart_with_nothing_to_restore_goes_on_from_step_0() -> None:
     groups.end(0, 10.5)
     groups.starts(2, 12.0, restored_s=13.0)
     groups.steps(1, 14.0)
-    assert [(one.step, one.steps_repeated) for one in groups.ledger.recoveries] == [(0, 3)]
+    assert [(one.step, one.steps_repeated) for one in groups.recoveries] == [(0, 3)]
 
 
 def test_a_restart_with_nothing_left_to_do_is_known_when_all_have_closed() -> None:
@@ -346,7 +354,7 @@ def test_a_restart_with_nothing_left_to_do_is_known_when_all_have_closed() -> No
     groups.now_s = 20.0
     groups.leave(last, ranks=[1])
     assert groups.told() == [("g2", "the process of rank 0 died", 3.0, 0, True)]
-    assert [(one.step, one.tier) for one in groups.ledger.recoveries] == [(5, "memory")]
+    assert [(one.step, one.tier) for one in groups.recoveries] == [(5, "memory")]
 
 
 @pytest.mark.parametrize(("nice", "says"), [(15, True), (0, False)])
@@ -452,7 +460,7 @@ def test_what_a_group_of_long_ago_does_is_no_recovery_and_its_facts_are_forgotte
         groups.ledger.seen(f"g{number}", [missing(0)], 10.0 * number + 3)
     groups.starts(31, 310.0, restored_s=310.0)
     groups.send(TrainerExited(host=HostId("a"), lineage="1.2.g1", rank=0, clean=False, reason="died"))  # a node that was cut off
-    assert [one.group for one in groups.ledger.recoveries] == [f"g{number}" for number in range(2, 31)]
+    assert [one.group for one in groups.recoveries] == [f"g{number}" for number in range(2, 31)]
     groups.steps(32, 312.0)
     assert groups.told()[-1] == ("g31", "the process of rank 0 died", 10.0, 0, True)
     kept = [one for one in vars(groups.ledger).values() if isinstance(one, dict | set)]

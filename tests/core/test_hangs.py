@@ -83,6 +83,51 @@ def test_a_script_that_pauses_as_long_as_before_is_nothing_new():
     assert sum("made no step" in one for one in driver.lines) == 2
 
 
+def test_a_section_has_its_own_time():
+    """Rank 1 evaluates; rank 0 waits for it in its next step, as long as the section may take."""
+    driver = training(hang_timeout_s=LIMIT_S)
+    driver.word(1, 4, section="eval", section_s=10 * LIMIT_S)
+    for _ in range(4):
+        later(driver, 2 * LIMIT_S)
+    assert not ended(driver)
+    driver.word(1, 4)
+    later(driver, 1.0)
+    assert not ended(driver), "it has just come out of it"
+    later(driver, LIMIT_S)
+    assert {one.hanging for one in ended(driver)} == {(0,), (1,)}
+
+
+def test_a_section_that_takes_too_long_hangs_and_is_named():
+    """Its time-out is shorter than others may take, and those that wait are not meant."""
+    driver = training(hang_timeout_s=LIMIT_S)
+    driver.word(1, 4, section="data", section_s=10.0)
+    later(driver, 9.0)
+    assert not ended(driver)
+    later(driver, 2.0)
+    (order,) = ended(driver)
+    assert order.hanging == (1,)
+    assert order.reason == "rank 1 (host b) made no step for 11 s after step 4, in section 'data', and the others wait"
+
+
+def test_a_rank_that_is_behind_one_in_a_section_waits_for_nothing():
+    driver = training(hang_timeout_s=LIMIT_S)
+    driver.word(1, 5, section="eval", section_s=10 * LIMIT_S)
+    later(driver, LIMIT_S + 1)
+    assert [one.hanging for one in ended(driver)] == [(0,)]
+
+
+def test_others_may_be_ahead_of_a_rank_as_long_as_its_section_lasts():
+    driver = training(barrier_timeout_s=20.0)
+    driver.word(1, 4, section="eval", section_s=100.0)
+    for step in (5, 6, 7, 8):
+        driver.word(0, step)
+        later(driver, 21.0)
+        assert driver.core.snapshots.failure is None
+    later(driver, 30.0)
+    assert driver.core.snapshots.failure is not None
+    assert "rank 1 (host b)" in driver.core.snapshots.failure.message
+
+
 def test_nobody_hangs_while_storage_keeps_them_waiting():
     driver = running(hang_timeout_s=LIMIT_S)
     driver.auto = False

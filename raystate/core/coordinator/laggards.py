@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from raystate.core.coordinator.context import NAMED, Context, brief
+from raystate.core.coordinator.context import NAMED, Context
 from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.joins import Joins
 from raystate.core.formats.declared import Failure
 from raystate.core.formats.names import HostId
 from raystate.core.formats.orders import EndTrainers
 from raystate.core.formats.questions import FlushAsked
+from raystate.core.formats.texts import brief
 from raystate.waits import HANG_ENDS_S, RETRY_FIRST_S
 
 UNUSUAL = 3.0  # times the longest pause so far
@@ -22,6 +23,9 @@ class Laggards:
     A rank that waits for the Coordinator hangs no more than the Coordinator does: meanwhile no time
     is counted. In a collective all ranks stand still, and the one behind the others has not come to
     it. If all are level, any may be the cause: all are meant.
+
+    A rank in a section with a time-out of its own has that time, from its last word on. Until it has passed, the rank is not late, and
+    those that are no further than it may be waiting for it. Once it has, the rank hangs, wherever the others are.
     """
 
     def __init__(self, context: Context, joins: Joins):
@@ -48,8 +52,9 @@ class Laggards:
             return None
         newest = group.newest
         behind = [rank for rank, seen in group.seen.items() if seen.newest_step < newest]
-        limit_s = self._context.settings.barrier_timeout_s
-        lagging = [rank for rank in behind if self._context.now_s - group.moved_s[rank] >= limit_s]
+        limit_s, now_s = self._context.settings.barrier_timeout_s, self._context.now_s
+        has_time = {rank for rank in behind if now_s - group.lived_s[rank] < group.seen[rank].section_s}
+        lagging = [rank for rank in behind if rank not in has_time and now_s - group.moved_s[rank] >= limit_s]
         if not lagging:
             self._ahead_s = None
             return None
@@ -100,9 +105,8 @@ class Laggards:
         if group.restoring or not group.decided:
             limit_s = max(limit_s, self._context.settings.restore_timeout_s)
         stills_s = self._stills_s(group)
-        hanging = tuple(rank for rank, seen in sorted(group.seen.items()) if seen.newest_step == last)
-        still_s = min(stills_s[rank] for rank in hanging)
-        if still_s < limit_s:
+        hanging, still_s = self._hanging(group, stills_s, last, limit_s)
+        if not hanging:
             self._told, self._ending_s = (), None
             return
         text = self._text(group, hanging, still_s)
@@ -111,6 +115,22 @@ class Laggards:
             self._context.log("warning" if end_s is None else "error", text)
         if end_s is not None:
             self._end(group, hanging, text)
+
+    def _hanging(self, group: Group, stills_s: dict[int, float], last: int, limit_s: float) -> tuple[tuple[int, ...], float]:
+        """The ranks that hang, and for how long at least; none: all have time.
+
+        Args:
+            stills_s: how long each has made no step.
+            last: the newest step that all ranks have made.
+            limit_s: for those in no section with a time-out of its own.
+        """
+        own_s = {rank: seen.section_s for rank, seen in sorted(group.seen.items()) if seen.section_s}
+        overdue = tuple(rank for rank, most_s in own_s.items() if stills_s[rank] >= most_s)
+        if overdue:
+            return overdue, min(stills_s[rank] for rank in overdue)
+        level = tuple(rank for rank, seen in sorted(group.seen.items()) if seen.newest_step == last)
+        still_s = min(stills_s[rank] for rank in level)
+        return (() if still_s < limit_s or own_s.keys() & set(level) else level), still_s
 
     def _waits_for_us(self) -> bool:
         """Whether a rank waits for the Coordinator itself. A flush does not count: it also waits for the other ranks' pieces."""
@@ -145,8 +165,10 @@ class Laggards:
     def _text(self, group: Group, hanging: tuple[int, ...], still_s: float) -> str:
         last = group.seen[hanging[0]].newest_step
         after = f"after step {last}" if last >= 0 else "and none before"
+        sections = dict.fromkeys(repr(one) for rank in hanging if (one := group.seen[rank].section))
+        where = f", in section {' and '.join(sections)}" if sections else ""
         others = ", and the others wait" if len(hanging) < len(group.seen) else ""
-        return brief(f"{self._joins.where(list(hanging))} made no step for {still_s:.0f} s {after}{others}")
+        return brief(f"{self._joins.where(list(hanging))} made no step for {still_s:.0f} s {after}{where}{others}")
 
     def _end(self, group: Group, hanging: tuple[int, ...], text: str) -> None:
         now_s = self._context.now_s

@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
-from raystate.observe import slow
+from raystate.observe import delayed_line
 from tests.patience import PATIENCE_S
 
 
 def test_it_is_said_again_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow, "TOLD_AFTER_S", 0.0)
-    monkeypatch.setattr(slow, "SAID_AGAIN_S", 0.01)
+    monkeypatch.setattr(delayed_line, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(delayed_line, "SAID_AGAIN_S", 0.01)
     said, third = list[str](), threading.Event()
 
     class Listener(logging.Handler):
@@ -24,22 +24,22 @@ def test_it_is_said_again_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> N
                 third.set()
 
     listener = Listener()
-    slow.logger.addHandler(listener)
+    delayed_line.logger.addHandler(listener)
     before = set(threading.enumerate())
     try:
-        with slow.told_if_slow("waits for the Coordinator"):
+        with delayed_line.told_if_long("waits for the Coordinator"):
             assert third.wait(PATIENCE_S)
             (teller,) = set(threading.enumerate()) - before
         teller.join(PATIENCE_S)
         assert not teller.is_alive()
     finally:
-        slow.logger.removeHandler(listener)
+        delayed_line.logger.removeHandler(listener)
     assert said[0] == "waits for the Coordinator"
     assert all(line.startswith("waits for the Coordinator (for ") for line in said[1:])
 
 
 def test_what_ends_soon_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    line = slow.SlowLine()
+    line = delayed_line.DelayedLine()
     line.begin("waits")
     line.end()
     assert caplog.text == ""

@@ -1,10 +1,9 @@
-"""A line for people where something takes long, and how busy this machine is."""
+"""A line for people where something takes long."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from raystate.waits import SAID_AGAIN_S, TOLD_AFTER_S
 logger = logging.getLogger(__name__)
 
 
-class SlowLine:
+class DelayedLine:
     """A line that is told only if what it says takes long; then once a minute, with the seconds."""
 
     def __init__(self) -> None:
@@ -25,7 +24,7 @@ class SlowLine:
         self.end()
         self._ended = threading.Event()
         arguments = (text, 0.0 if at_once else TOLD_AFTER_S, self._ended)
-        threading.Thread(target=_tell, args=arguments, name="raystate-slow", daemon=True).start()
+        threading.Thread(target=_tell, args=arguments, name="raystate-delayed-line", daemon=True).start()
 
     def end(self) -> None:
         """It is over."""
@@ -44,16 +43,11 @@ def _tell(text: str, after_s: float, ended: threading.Event) -> None:
 
 
 @contextlib.contextmanager
-def told_if_slow(text: str) -> Iterator[None]:
+def told_if_long(text: str) -> Iterator[None]:
     """Tell it if what is done meanwhile takes long."""
-    line = SlowLine()
+    line = DelayedLine()
     line.begin(text)
     try:
         yield
     finally:
         line.end()
-
-
-def load() -> str:
-    """How busy this machine is, in words."""
-    return f"this machine has a load of {os.getloadavg()[0]:.0f} on {len(os.sched_getaffinity(0))} cores"
