@@ -28,6 +28,9 @@ QUICK = {
     "recovery": ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"],
     "beside": ["--quick"],
     "growth": ["--quick"],
+    "ledger": ["--quick"],
+    "sections": ["--rounds", "100"],
+    "watched": ["--quick"],
     "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
     "accelerator": ["--quick", "--parts", "correct", "limits", "states"],
 }

@@ -16,6 +16,7 @@ from raystate.config.state_config import StateConfig
 from raystate.core.formats.messages import HostWord
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
+from raystate.manager.spent import STEPS
 from raystate.waits import AGAIN_S, LOOK_EVERY_S, REPORT_EVERY_S
 
 logger = logging.getLogger("raystate")
@@ -25,7 +26,8 @@ class Cadence:
     """One trainer's. For one thread at a time."""
 
     def __init__(self, config: StateConfig, session: Session, pipeline: Pipeline):
-        self._is_measured = config.snapshot_every_steps is None
+        self._waits = config.snapshot_every_steps is None
+        self._is_measured = self._waits or config.core_settings().save_measured
         self._session = session
         self._pipeline = pipeline
         self._shown_s = float("-inf")
@@ -42,12 +44,17 @@ class Cadence:
             return not force and self._pipeline.check.has_looked and self._pipeline.machine.passes(step, self._word)
 
     def _measure(self, step: int, state: Any) -> None:
-        """Where the interval of snapshots is measured, a few calls wait until their state is computed."""
+        """A few calls wait until their state is computed, where the interval of snapshots is measured."""
         times = self._pipeline.machine.times
         # By the interval at the call before: a guess will do, and each read of the word costs a loop that saves at every step.
-        waited = times.waits(self._pipeline.machine.due_in(self._word)) and self._is_computed(state)
+        waited = self._waits and times.waits(self._pipeline.machine.due_in(self._word))
+        if waited:
+            with self._session.spent.span(STEPS):
+                waited = self._is_computed(state)
+        durable = -1 if self._word is None else self._word.durable_step
         with self._pipeline.lock:
-            times.called(step, self._session.link.clock(), waited=waited, copying=self._pipeline.machine.staging)
+            now_s = self._session.link.clock()
+            times.called(step, now_s, waited=waited, copying=self._pipeline.machine.staging, durable=durable)
 
     def _is_computed(self, state: Any) -> bool:
         """Wait for it; False if it is not to be: a rank that hangs may be in a collective of it."""

@@ -149,9 +149,19 @@ class Departure:
             phase="flush",
         )
         pipeline.told(promised, lost)
-        if (error := lost_steps(reply.errors)) is not None:
+        if (error := lost_steps(reply.errors, durable_step=reply.durable_step)) is not None:
             raise error
         return reply
+
+    def missing_at(self, step: int | None, error: StorageError) -> str:
+        """The words of an interruption at this step, the newest, on promised steps that a flush has found not durable. None if the
+        newest is: an end is judged by that, and the older ones are a warning."""
+        session, lost = self._session, although_promised(error.errors) if error.errors else error.message
+        if step is None or error.details.get("durable_step", -1) < step:
+            return lost
+        if session.rank == 0:
+            logger.warning("step %d, at which the training stops, is durable; %s", step, lost, extra={"run": session.config.run})
+        return ""
 
     def _question(
         self, ask: Ask, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str], *, wait: bool = True

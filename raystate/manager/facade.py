@@ -5,25 +5,28 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
-from raystate.actors.launch_context import count_save, current, note
+from raystate.actors.launch_context import begins_now, count_save, current, note
 from raystate.arrays.checks import check_asked, check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.items import pack_items, real_items
 from raystate.arrays.transforms import Transforms
 from raystate.config.hints import KnowsOthers
-from raystate.config.state_config import StateConfig, check_config
-from raystate.core.formats.errors import ConfigError, Interrupted, RaystateError, StorageError, lost_steps
-from raystate.core.formats.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled
+from raystate.config.state_config import StateConfig
+from raystate.core.formats.errors import Interrupted, RaystateError, StorageError, lost_steps
+from raystate.core.formats.messages import LeaveReply, RestoreSettled
+from raystate.core.formats.reports import RESTORE, SAVES
 from raystate.manager.cadence import Cadence
 from raystate.manager.calls import alone
 from raystate.manager.ending import Departure
-from raystate.manager.fresh import abstract_state
+from raystate.manager.fresh import abstract_state, check_init
 from raystate.manager.monitored import RunEvents
 from raystate.manager.newest import DurableSteps, NewestSave, Ranking
-from raystate.manager.opening import is_launched, membership, open_managers, ray_link
+from raystate.manager.opening import given_config, is_launched, membership, open_managers, ray_link
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.restoring import Restoring, Wanted
+from raystate.manager.section import section_of
 from raystate.manager.session import Session
 from raystate.manager.sourcing import Select, Source, check_source, restore_from_source
 from raystate.manager.staging import SaveArguments
@@ -50,15 +53,13 @@ class StateManager(KnowsOthers):
     """
 
     def __init__(self, config: StateConfig | None = None, *, takeover: bool = False):
+        begins_now()
         context = current()
-        given = config if config is not None or context is None else context.config
-        if given is None:
-            raise ConfigError("StateManager() needs a StateConfig outside of raystate.fit and RayTrainCallback", field="config")
-        given = check_config(given, "StateManager()")
+        given = given_config(config, context)
         open_managers.close_earlier(given, takeover=takeover)
         rank, world, group, launch = membership(context, given)
-        launched = is_launched(given, context)
-        self._open(given, ray_link(given, launch, rank), rank, world, group, launched=launched, takeover=takeover)
+        link, launched = ray_link(given, launch, rank), is_launched(given, context)
+        self._open(given, link, rank, world, group, launched=launched, takeover=takeover)
 
     def _open(self, config: StateConfig, link: Link, rank: int, world: int, group: str, *, launched: bool, takeover: bool) -> None:
         self.config: StateConfig = config
@@ -75,8 +76,7 @@ class StateManager(KnowsOthers):
         self._ranking = Ranking(config, rank)
         self._events = RunEvents(self._storage.url, rank=rank)
         self._ending = Departure(self._session, self._pipeline, launched=launched)
-        # The next one closes it, if this is interrupted.
-        open_managers.add(config, self, launched=launched)
+        open_managers.add(config, self, launched=launched)  # the next one closes it, if this is interrupted
         try:
             self._session.ring()
         except BaseException:  # the caller gets no manager that it could close
@@ -98,7 +98,7 @@ class StateManager(KnowsOthers):
 
     # ------------------------------------------------------------ restore
 
-    @alone
+    @alone(RESTORE)
     def restore(
         self,
         reference: object = None,
@@ -134,16 +134,9 @@ class StateManager(KnowsOthers):
             BarrierTimeoutError: names the ranks that did not call.
         """
         self._check_open()
-        if rollback and step is None:
-            text = "restore(rollback=True) needs the step to go back to: restore(step=…, rollback=True)"
-            raise ConfigError(text, field="rollback")
-        wanted = Wanted(
-            reference=reference,
-            items=items,
-            options=ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms),
-            step=check_asked(reference, step=step, items=items),
-            rollback=rollback,
-        )
+        options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
+        step = check_asked(reference, step=step, items=items)
+        wanted = Wanted(reference=reference, items=items, options=options, step=step, rollback=rollback)
         return self._events.restoring(lambda: self._restoring.restore(wanted))
 
     def _settled(self, reply: RestoreSettled) -> None:
@@ -151,7 +144,7 @@ class StateManager(KnowsOthers):
         self._last.forget()
         self._durable.settled(reply)
 
-    @alone
+    @alone(RESTORE)
     def restore_or_init(
         self,
         init_fn: Callable[[], Any],
@@ -181,9 +174,7 @@ class StateManager(KnowsOthers):
         """
         self._check_open()
         check_asked(items=items, call="restore_or_init")
-        if not callable(init_fn):
-            what = f"restore_or_init() needs a function that makes the state, not a {type(init_fn).__name__}"
-            raise ConfigError(f"{what}; for a state that is there already: restore(state)", field="init_fn")
+        check_init(init_fn)
         check_source(source, source_select)
         abstract, init = abstract_state(init_fn, shardings)
         # Leaves that the checkpoint lacks keep the reference's value: they need real ones.
@@ -199,7 +190,7 @@ class StateManager(KnowsOthers):
 
     # ------------------------------------------------------------ save
 
-    @alone
+    @alone(SAVES)
     def save(
         self,
         step: int,
@@ -235,8 +226,7 @@ class StateManager(KnowsOthers):
         """
         self._check_open()
         began_s = time.time()
-        step = check_step(step)
-        passes = self._cadence.begin(step, state, force=force)
+        passes = self._cadence.begin(step := check_step(step), state, force=force)
         given = SaveArguments(
             step=step,
             state=state,
@@ -246,7 +236,7 @@ class StateManager(KnowsOthers):
         )
         decided = functools.partial(self._last.decided, given.kept())
         decision = self._cadence.pass_by(step, decided) if passes else self._pipeline.save(given, force=force, decided=decided)
-        count_save()
+        count_save(time.time() - began_s)
         if decision is not None and decision.promised:
             self._events.saved(given.step, began_s, self._pipeline.data_bytes)
             self._ranking.look(given)
@@ -256,14 +246,15 @@ class StateManager(KnowsOthers):
         return decision is not None and decision.promised
 
     def _interrupt(self, reason: str) -> Interrupted:
-        """The training ends here, with this step durable; steps that storage has lost are named, and make no failure of it."""
+        """The training ends here, with this step durable; if it is not, that is named, and makes no failure of it."""
         step = self._last.step
         self._interrupted = Interrupted(reason, step=step, rank=self._rank)
         try:
             self._wait()
         except StorageError as error:
-            self._interrupted = Interrupted(f"{reason}; {error.message}", step=step, rank=self._rank, errors=error.errors)
-            self._interrupted.__cause__ = error
+            if missing := self._ending.missing_at(step, error):
+                self._interrupted = Interrupted(f"{reason}; {missing}", step=step, rank=self._rank, errors=error.errors)
+                self._interrupted.__cause__ = error
         return self._interrupted
 
     def should_save(self, step: int) -> bool:
@@ -272,11 +263,24 @@ class StateManager(KnowsOthers):
         with self._pipeline.lock:
             return self._pipeline.machine.would_be_durable(check_step(step))
 
-    @alone
+    @alone(SAVES)
     def reached_preemption(self, step: int) -> bool:
         """True on all processes at the same step, before and after its `save`: the training ends there."""
         self._check_open()
         return self._pipeline.reached(check_step(step))
+
+    def section(self, name: str, *, timeout_s: float | None = None) -> AbstractContextManager[None]:
+        """`with manager.section("data"):` names what a loop does beside its steps, for goodput, slow ranks and the hang watch.
+
+        Sections nest, and their times are exclusive. They count on the thread that has made the manager, and do nothing on others.
+
+        Args:
+            name: any text; of each the first 60 characters, and of a process 16 names. Later ones are "other".
+            timeout_s: seconds, in place of `hang_timeout_s` while the rank is in it: an evaluation takes longer than a step.
+
+        Raises ConfigError: the name is empty, or the time-out is no number above 0.
+        """
+        return section_of(self._session, self._pipeline, name, timeout_s)
 
     # ------------------------------------------------------------ steps
 
@@ -305,15 +309,10 @@ class StateManager(KnowsOthers):
         """Remove a durable step, and return when it is gone. One process may call, or each; a second call does nothing.
 
         Raises:
-            StepNotFoundError: there is no such step.
-            StorageError: it is the newest one, it is being read, or it could not be removed.
+            StepNotFoundError: there is no such step. StorageError: it is the newest, is being read, or could not be removed.
         """
         self._check_open()
-        number = check_step(step)
-        reply = self._session.ask(
-            FlushReply, lambda ask: DeleteAsked(ask=ask, step=number), timeout_s=self.config.save_timeout_s, phase="delete"
-        )
-        self._durable.answered(reply.durable_step)
+        self._durable.delete(check_step(step))
 
     def check_for_errors(self) -> None:
         """Raise StorageError if a due step could not be made durable since the last durable one."""
@@ -331,7 +330,7 @@ class StateManager(KnowsOthers):
         self._cadence.show_life()
         return self._ending.is_saving()
 
-    @alone
+    @alone(SAVES)
     def wait_until_finished(self) -> None:
         """Return when the durable saves begun so far are durable.
 
@@ -348,7 +347,7 @@ class StateManager(KnowsOthers):
 
     # ------------------------------------------------------------ ends
 
-    @alone
+    @alone(SAVES)
     def close(self) -> None:
         """Collective, a clean end: the newest saved step is durable, then the run is released.
 

@@ -17,8 +17,8 @@ import numpy as np
 from raystate import log_lines
 from raystate.actors.launch_context import LaunchContext, check_world, leave_unseen
 from raystate.config.errors import check_flag
-from raystate.config.state_config import StateConfig
-from raystate.core.formats.errors import RaystateError
+from raystate.config.state_config import StateConfig, check_config
+from raystate.core.formats.errors import ConfigError, RaystateError
 from raystate.machine.sigterm import Sigterm
 from raystate.runtime.link import Link
 from raystate.storage import run_hash
@@ -111,6 +111,14 @@ class OpenManagers:
 
 
 open_managers = OpenManagers()
+
+
+def given_config(config: StateConfig | None, context: LaunchContext | None) -> StateConfig:
+    """The caller's, else the launcher's. Raises ConfigError: there is none, or it is something else."""
+    given = config if config is not None or context is None else context.config
+    if given is None:
+        raise ConfigError("StateManager() needs a StateConfig outside of raystate.fit and RayTrainCallback", field="config")
+    return check_config(given, "StateManager()")
 
 
 def is_launched(config: StateConfig, context: LaunchContext | None) -> bool:

@@ -131,11 +131,11 @@ class Pipeline:
             busy = any(job is not None and job.fills for job in (self._running, *self._jobs))
             decision, job, is_kept = None, None, False
             try:
-                decision = self.machine.on_save(
-                    given.step, force=force, host_word=self._session.words.host_word(), stager_busy=busy
-                )
+                word = self._session.words.host_word()
+                decision = self.machine.on_save(given.step, force=force, host_word=word, stager_busy=busy)
                 if decision.action in ("stage", "hold"):
                     described = described or self.describe(given.state, given.items)
+                    self._ways.spread(0.0 if decision.promised else self.machine.copy_spread_s(word))
                     job = keep(given, described, self._ways, self._session, decision.slot, promised=decision.promised)
                     self.machine.times.snapshotted()
                 elif decision.action == "promise":
@@ -165,6 +165,8 @@ class Pipeline:
         if not decision.wait:
             self._agreed.over()
             decided(decision)
+        if decision.action != "none":
+            self._session.spent.reached(decision.word.newest_step)
         self._session.write_word(decision.word)
 
     def keep_skipped(self, given: KeptArguments) -> None:
@@ -296,6 +298,8 @@ class Pipeline:
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Whether it is, within that time."""
+        if timeout_s:
+            self._ways.hurry()
         return wait_for(self._session.link, self._changed, done, timeout_s)
 
     def drain(self) -> None:
@@ -325,6 +329,7 @@ class Pipeline:
                 self._changed.notify_all()
 
     def _await_copies(self, done: Callable[[], bool], timeout_s: float) -> None:
+        self._ways.hurry()
         if not wait_for_copies(self._session, self._changed, done, timeout_s):
             with self.lock:
                 steps = [job.snapshot.step for job in (self._running, *self._jobs) if job is not None]

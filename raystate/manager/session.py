@@ -9,13 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from raystate.actors.launch_context import ages
 from raystate.arena import TrainerArena, arena_path, default_root
 from raystate.arena.files import META
+from raystate.arrays.monitoring import hear_compilation
 from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import BarrierTimeoutError, CapacityError, RaystateError, StaleAttemptError, error_from_name
 from raystate.core.formats.messages import Ask, Failure, HostWord, Joined, JoinReply, Reply, TrainerExited, TrainerWord
+from raystate.machine.load import load
 from raystate.manager.control_words import ControlWords
-from raystate.observe.slow import load
+from raystate.manager.spent import Spent
 from raystate.runtime.host import stacks
 from raystate.runtime.host.doorbell import Hello
 from raystate.runtime.link import Gone, Link, Ringer, Unreachable
@@ -61,6 +64,8 @@ class Session:
         self._is_ending = False
         self.joined: JoinReply = self._join(group)
         self.lineage = self.joined.lineage
+        self.spent = Spent(link.node_clock)
+        self._hear_no_more = hear_compilation(self.spent.compiled)
         # Where the node's HostActor, which is perhaps just starting, has it.
         self.arena_path = arena_path(default_root(config.arena_dir), run_hash(config.storage, config.run), self.host)
         self._take_back_stacks: Callable[[], None] = lambda: None
@@ -83,7 +88,7 @@ class Session:
             try:
                 return self.ask(
                     JoinReply,
-                    lambda ask: Joined(ask=ask, group=group, rank=self.rank, world=self.world, host=self.host),
+                    lambda ask: Joined(ask=ask, group=group, rank=self.rank, world=self.world, host=self.host, ages=ages()),
                     timeout_s=self.config.start_timeout_s,
                     phase="start",
                 )
@@ -146,6 +151,7 @@ class Session:
     def begin(self, lineage: str) -> None:
         """Go on in another lineage."""
         self.lineage = lineage
+        self.spent.begin_anew()
         self._introduce()
 
     # ------------------------------------------------------------ the Coordinator
@@ -288,8 +294,8 @@ class Session:
         return (self.words.host_word() or _NO_WORD).storage_fails
 
     def write_word(self, word: TrainerWord) -> None:
-        """Tell the HostActor, and ring."""
-        self.words.write(word)
+        """Tell the HostActor, and ring. The word says, too, what the time was spent on."""
+        self.words.write(self.spent.told(word))
         if self._bell is not None:
             self._bell.ring()
 
@@ -300,6 +306,7 @@ class Session:
 
     def close(self) -> None:
         """Detach on purpose."""
+        self._hear_no_more()
         self._take_back_stacks()
         self.hang_up()
         self.words.close()

@@ -36,7 +36,10 @@ TROUBLED_STARTS = 6
 MOST_FLOATS = 300_000  # of an array; the slots of three ranks have to fit into a host's memory
 BATCHES = 5  # of an epoch
 LARGE_CHARS = 100_000  # more than the first slots of a rank have room for beside the arrays
-SLOW_STORAGE = "gave way to newer ones: storage is slower than the steps between saves"
+SLOW_STORAGE = (
+    "gave way to newer ones: saves take longer than the steps between them",
+    "gave way to newer ones while storage fails: it stands still",
+)
 MOST_WAIT_S = (
     12.0  # of one due save: an outage is noticed meanwhile, even before the first step is durable, and a staging copy ends
 )
@@ -638,7 +641,7 @@ class Player:
         """Where nothing was in the way, only what a restore has given up may be lost, and what gave way to newer steps because storage is
         slow: while all ranks wait, time goes faster. What is in storage, or was, is not lost."""
         errors = getattr(error, "errors", None) or (str(error),)
-        gave_way = {f"the snapshot of step {step} {SLOW_STORAGE}" for step, _ in promises if step < self.last_true}
+        gave_way = {f"the snapshot of step {step} {why}" for step, _ in promises if step < self.last_true for why in SLOW_STORAGE}
         lost = [text for text in errors if "restore" not in text and not any(why in text for why in gave_way)]
         if self.sequence.calm and lost:
             raise Violation(f"rank {self.me}: {error}")

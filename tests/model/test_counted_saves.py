@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from raystate import ConfigError
-from raystate.actors.launch_context import LaunchContext, saves_so_far, set_context, summary
+from raystate.actors.launch_context import GroupStart, LaunchContext, ages, saves_so_far, set_context, summary
 from tests.model.world import Rank, World
 
 
@@ -58,3 +59,27 @@ def test_the_launcher_hears_whether_anything_was_saved(saved: bool):
     finally:
         set_context(None)
     assert facts["step"] == (1 if saved else -1)
+
+
+def test_a_process_that_ray_had_started_before_its_group_is_no_older_than_its_place() -> None:
+    now_s = time.time()
+    start = GroupStart(asked_s=now_s - 0.002, placed_s=now_s - 0.001)
+    set_context(LaunchContext(config=None, group="g", rank=0, world=1, launch="l", start=start))
+    try:
+        known = dict(ages())
+    finally:
+        set_context(None)
+    assert known["asked"] >= known["placed"] == known["process"]
+
+
+def test_each_group_of_a_launch_knows_when_the_launch_was_called() -> None:
+    start = GroupStart(called_s=time.time() - 60.0)
+    known: list[dict[str, float]] = []
+    for _ in range(2):
+        start.asked()
+        set_context(LaunchContext(config=None, group="g", rank=0, world=1, launch="l", start=start))
+        try:
+            known.append(dict(ages()))
+        finally:
+            set_context(None)
+    assert all(one["called"] >= 60.0 > one["asked"] for one in known)

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from raystate.observe.ledger import Ledger
+from raystate.observe.ledger.writer import LedgerWriter
 from tests.folders import hold, remove_unheld
 from tests.model.world import Rank, World
 from tests.patience import PATIENCE_S
 
 
 def test_a_report_that_is_written_late_does_not_make_the_folder_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on, write, close = threading.Event(), Ledger._write, Ledger.close
+    goes_on, write, close = threading.Event(), LedgerWriter._write, LedgerWriter.close
 
-    def write_late(self: Ledger, name: str, data: bytes) -> None:
+    def write_late(self: LedgerWriter, lines: Sequence[bytes]) -> None:
         goes_on.wait(PATIENCE_S)
-        write(self, name, data)
+        write(self, lines)
 
-    def close_in_time(self: Ledger) -> None:
+    def close_in_time(self: LedgerWriter, timeout_s: float) -> None:
         goes_on.set()
-        close(self)
+        close(self, timeout_s)
 
-    monkeypatch.setattr(Ledger, "_write", write_late)
-    monkeypatch.setattr(Ledger, "close", close_in_time)
+    monkeypatch.setattr(LedgerWriter, "_write", write_late)
+    monkeypatch.setattr(LedgerWriter, "close", close_in_time)
 
     def trains(rank: Rank) -> None:
         manager = rank.begin({"w": np.zeros(8)})

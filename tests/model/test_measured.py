@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from raystate.manager.cadence import Cadence
+from raystate.waits import LEAST_SAVE_EVERY_S, UNMEASURED_SAVE_EVERY_S
 from tests.model.world import World
 from tests.patience import PATIENCE_S
 
@@ -67,3 +69,31 @@ def test_the_default_interval_is_measured_and_told() -> None:
     assert late[0] == late[1]
     assert 1 <= len(late[0]) <= 12
     assert len([step for number, step in kept if number == 0 and step < 20]) >= 12
+
+
+@pytest.mark.more
+def test_without_a_rule_a_durable_save_is_measured_and_the_next_one_is_due_accordingly() -> None:
+    """It costs next to nothing here, so that the shortest interval follows; the third costs rank 0 two seconds."""
+    promised: list[tuple[int, int]] = []
+    costs: dict[int, list[float]] = {0: [], 1: []}
+
+    def script(rank: Any) -> None:
+        state = {"w": np.zeros(8, np.float32)}
+        manager = rank.begin(state)
+        for step in range(1, 440):
+            is_durable = manager.save(step, state)
+            if is_durable:
+                promised.append((rank.number, step))
+            rank.rest(1.0 + 2.0 * (is_durable and rank.number == 0 and len(promised) > 4))
+        costs[rank.number] += manager._pipeline.machine.times.saves._costs
+        manager.close()
+
+    with World(3, ranks=2, nodes=2) as world:
+        world.play(script, 2)
+    mine, others = ([step for number, step in promised if number == rank] for rank in range(2))
+    assert mine == others
+    first, second, third = mine
+    assert first == pytest.approx(UNMEASURED_SAVE_EVERY_S, abs=30)
+    assert second - first == pytest.approx(LEAST_SAVE_EVERY_S, abs=10) == third - second
+    assert costs[0] == pytest.approx([0.0, 0.0, 2.0], abs=0.3)
+    assert costs[1] == pytest.approx([0.0, 0.0, 0.0], abs=0.3)

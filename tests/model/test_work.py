@@ -13,8 +13,13 @@ import numpy as np
 import pytest
 from jax import tree_util
 
+from raystate.core.formats.codec import dumps, plain
+from raystate.core.formats.messages import HostReported
+from raystate.core.formats.words import trainer_word_to_json
 from raystate.manager import pipeline
 from raystate.manager.control_words import ControlWords
+from raystate.observe.ledger.lines import EVENTS
+from raystate.observe.ledger.writer import LedgerWriter
 from raystate.runtime.link import HostCall
 from raystate.waits import REPORT_EVERY_S
 from tests.model.world import ModelLink, Rank, Weather, World
@@ -33,7 +38,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         real = getattr(owner, name)
 
         def call(self: Any, *arguments: Any, **rest: Any) -> Any:
-            found[what(*arguments)] += number(*arguments)
+            if said := what(*arguments):
+                found[said] += number(*arguments)
             return real(self, *arguments, **rest)
 
         monkeypatch.setattr(owner, name, call)
@@ -47,7 +53,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted(ModelLink, "call_hosts", lambda *_: "called for pieces", calls)
     counted(World, "order", lambda order: f"ordered {type(order).__name__}")
     counted(World, "write", lambda *_: "ordered Write")
-    counted(Weather, "before", lambda operation, _: f"storage {operation}")
+    # The ledger goes by the machine's clock, not by the world's: tests/record/test_ledger.py counts its requests.
+    counted(Weather, "before", lambda operation, name: "" if name.startswith(EVENTS) else f"storage {operation}")
     return found
 
 
@@ -138,10 +145,10 @@ def test_a_durable_step(counts: Counter[str]):
         "ordered Advice": 3 * RANKS + 1,
         "ordered Write": RANKS,
     }
-    # Five of the step's own small files, its package, the log's entry, the ledger's; markers and small files are read back. The log's
+    # Five of the step's own small files, its package, the log's entry; markers and small files are read back. The log's
     # entry before this one is looked at, and the package, so that nothing is written into the place of a folder that is away; the
     # newest entry before and after a removal, for the same reason; and each host looks whether a directory is there.
-    objects = {"create": 8, "kvstore": RANKS, "checksum": 4, "read": 8, "exists": 1 + RANKS, "delete": 1}
+    objects = {"create": 7, "kvstore": RANKS, "checksum": 4, "read": 8, "exists": 1 + RANKS, "delete": 1}
     # Of a directory: what is there is listed and set right before the step is moved to its place.
     folders = {"list": 6 + 2 * RANKS + 1, "sweep": 1, "fsync_tree": 1, "rename_tree": 2, "delete_tree": 1}
     check(found, steps, messages | {f"storage {name}": number for name, number in (objects | folders).items()})
@@ -167,3 +174,50 @@ def test_a_restore(counts: Counter[str]):
     found = play(counts, script, save_every_steps=1)["restore"]
     asked = {"asked RestoreAsked": 1, "asked RestoreTried": 1, "called for pieces": 1}
     check(found, RANKS, asked | {"told HostReported": 6, "ordered Advice": 3, "ordered Invalidate": 1})
+
+
+def test_what_is_measured_costs_no_call_and_few_bytes(counts: Counter[str], monkeypatch: pytest.MonkeyPatch):
+    """Sections, times of the training thread, counters, samples: they go with the words, reports and lines that there are anyway."""
+    steps, sections = 20, [f"a section of the loop, the {number}th" for number in range(20)]  # more than are told apart
+    largest: Counter[str] = Counter()
+
+    def measured(owner: Any, name: str, what: str, size: Callable[..., int]) -> None:
+        real = getattr(owner, name)
+
+        def call(*given: Any, **rest: Any) -> Any:
+            counts[what] += 1
+            largest[what] = max(largest[what], size(*given))
+            return real(*given, **rest)
+
+        monkeypatch.setattr(owner, name, call)
+
+    measured(ControlWords, "write", "word", lambda _, word: len(trainer_word_to_json(word)))
+    measured(World, "tell", "report", lambda _, event: len(dumps(plain(event.summary))) if isinstance(event, HostReported) else 0)
+    measured(LedgerWriter, "note", "line", lambda _, line: len(line))
+    for name in ("ask", "tell", "call_host", "call_hosts"):
+        measured(ModelLink, name, "remote calls", lambda *_: 0)
+
+    def script(rank: Rank, mark: Callable[[str], None]) -> None:
+        manager = rank.begin(STATE)
+        for step in range(1, 1 + 2 * steps):
+            if step == steps + 1:
+                mark("before")
+            for number, section in enumerate(sections):
+                with manager.section(section):
+                    if number == step % len(sections):
+                        rank.rest(STEP_S / 5)
+            manager.save(step, STATE)
+            rank.rest(STEP_S * 4 / 5)  # a step takes as long as in the tests above
+        mark("steps")
+        rank.rest(10 * STEP_S)
+        manager.close()
+
+    found = play(counts, script, save_every_steps=10_000)["steps"]
+    assert found["remote calls"] == 0
+    check(
+        Counter({what: number for what, number in found.items() if what != "line"}),
+        steps,
+        {"told HostReported": 3 * RANKS, "report": 3 * RANKS, "ordered Advice": RANKS + 1, "word": 3 * RANKS},
+    )
+    assert 0 < found["line"] <= steps, "a sample, now and then"
+    assert 0 < largest["word"] <= 1300 and 0 < largest["report"] <= 2600 and 0 < largest["line"] <= 1100, largest

@@ -38,7 +38,7 @@ from raystate.core.formats.messages import (
 )
 from raystate.machine.own_time import OwnTime
 from raystate.manager import StateManager
-from raystate.observe.ledger import Ledger
+from raystate.observe.ledger.ledger import Ledger
 from raystate.observe.progress import Progress
 from raystate.runtime.coordinator.loop import CoordinatorLoop, Workers
 from raystate.runtime.coordinator.retention import orbax_keep
@@ -324,6 +324,9 @@ class ModelLink:
         del rank, world
 
     def clock(self) -> float:
+        return self.world.clock()
+
+    def node_clock(self) -> float:
         return self.world.clock()
 
     def rest(self, condition: threading.Condition | None = None, seconds: float = 0.002) -> None:
