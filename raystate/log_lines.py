@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Generator
 from typing import TextIO
 
@@ -26,6 +27,7 @@ _ALLOWED = "RAY_DEDUP_LOGS_ALLOW_REGEX"  # Ray's: lines that it never folds into
 
 logger = logging.getLogger("raystate")
 _runs: list[str] = []  # that this process works for
+_newest: deque[str] = deque(maxlen=12)
 
 
 class _Lines(logging.StreamHandler[TextIO]):
@@ -33,6 +35,8 @@ class _Lines(logging.StreamHandler[TextIO]):
         if logger.handlers == [self]:  # else the script has others
             self.stream = sys.stderr  # notebooks and bars replace it
             super().emit(record)
+            if not getattr(record, "is_routine", False):
+                _newest.append(self.format(record))
 
     def format(self, record: logging.LogRecord) -> str:
         runs = {*_runs}
@@ -40,6 +44,11 @@ class _Lines(logging.StreamHandler[TextIO]):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno < logging.WARNING else f"{record.levelname}: "
         return printable(f"{clock} raystate{run and f' {run}'}: {level}{super().format(record)}")
+
+
+def newest() -> tuple[str, ...]:
+    """The last lines that this process has printed, oldest first, without those that come with each save."""
+    return tuple(_newest)
 
 
 def set_up() -> None:

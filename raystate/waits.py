@@ -21,9 +21,18 @@ LOOK_EVERY_S = 1.0
 # The HostActor, for a ring of a trainer's bell.
 # Then it reads the trainers' words all the same, so that a lost ring costs no more than this.
 WORDS_EVERY_S = 0.25
+# What processes count, for metrics.
+# Then the HostActors report it, and it is given to Ray; a longer pause would be Ray's own.
+EXPORT_EVERY_S = 5.0
+# The steps that the rate of a run is made of, in its status and metrics.
+# Then they are too old for it.
+PACE_S = 60.0
 # Ray Train's controller, between two looks at its workers.
 # Then it looks again; Ray's own 2 s would be a second on average until a death is noticed.
 TRAIN_POLL_S = 0.2
+# Who asks a Coordinator for its goodput, which it computes then.
+# Then it is computed anew; until then it is what it was.
+GOODPUT_EVERY_S = 10.0
 
 # ---------------------------------------------------------------- trying again
 
@@ -76,7 +85,7 @@ HELD_S = 60.0
 # Then the start goes on without it, or fails and names it.
 STARTS_S = 60.0
 # A Coordinator that was killed and can't begin, or whose storage another run has.
-# Then it ends, and the next start of the run makes another one.
+# Then it ends, and the next start of the run makes another one; `raystate status --watch` says that the run may have died.
 COORDINATOR_STARTS_S = 120.0
 # A Coordinator's attempt that crashes sooner than this after its start.
 # Then no other attempt is made: it would fail again and again.
@@ -121,6 +130,9 @@ HEARTBEAT_S = 1.0
 # Then the host is silent: nothing new is begun that needs it. The process stood still itself, and
 # neither that time nor as much after it counts against others.
 HOST_SILENT_S = 3.0
+# The clocks of two Coordinators, one after the other, apart by this or less, as the worker group tells that both have heard.
+# Then both are believed; a clock that is further away is put right by the group's own.
+CLOCKS_APART_S = 30.0
 # A host whose HostActor has ended, and may start again.
 # Then nothing waits for it any more.
 HOST_AWAY_S = 30.0
@@ -145,15 +157,24 @@ RESIZE_EVERY_S = 30.0
 
 # ---------------------------------------------------------------- saves and storage
 
-# A run without a rule for durable saves.
+# A run without a rule for durable saves, until one was measured.
 # Then the next save is durable.
-AUTOMATIC_SAVE_EVERY_S = 600.0
+UNMEASURED_SAVE_EVERY_S = 300.0
+# The same, once its cost and the losses of memory are known, which ask for a time: at least this one.
+# Then the next save is durable.
+LEAST_SAVE_EVERY_S = 60.0
+# As before: at most this one.
+# Then the next save is durable.
+MOST_SAVE_EVERY_S = 1800.0
 # A due save that needs a slot, after the last progress of storage.
 # Then the older save gives way, by name.
 STORAGE_STILL_S = 10.0
 # A trainer's newest snapshot without a slot, after the last save: the next one would be newer.
 # Then it is copied as soon as a slot is free.
 SAVES_PAUSE_S = 0.25
+# A copy of a snapshot that is spread out since it slows the steps. JAX waits 10 s for the memory that it holds.
+# Then it has ended, however long the time to the next snapshot is.
+COPY_SPREAD_S = 4.0
 # The log, after its last change.
 # Then the Coordinator closes the intents that were carried out.
 LOG_CLOSED_S = 30.0
@@ -198,6 +219,10 @@ PRUNE_EVERY_S = 60.0
 ABANDONED_S = 3600.0
 
 # ---------------------------------------------------------------- what people are told
+
+# The ledger, for how far a worker group is; while it is young, for a twentieth of its life instead.
+# Then a line says so.
+SAMPLED_EVERY_S = 30.0
 
 # A bar on a terminal, for what ends at once.
 # Then it is shown.

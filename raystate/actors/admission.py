@@ -24,8 +24,9 @@ from raystate.config.state_config import StateConfig
 from raystate.core.coordinator.tenancy import Owner, told_differences
 from raystate.core.formats.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
 from raystate.core.formats.messages import Failure, HostId
+from raystate.machine.load import load
 from raystate.machine.own_time import own_time
-from raystate.observe.slow import load, told_if_slow
+from raystate.observe.delayed_line import told_if_long
 from raystate.runtime.coordinator.one_storage import sees
 from raystate.storage import run_hash as hash_of
 from raystate.waits import AGAIN_S, QUICK_ANSWER_S
@@ -86,8 +87,8 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
     """
     check_travels(config)
     ahead: list[Any] = []
-    slow = f"the Coordinator of run {config.run!r} has not answered yet: it is still starting, or this node is busy; {load()}"
-    with told_if_slow(slow):
+    waits = f"the Coordinator of run {config.run!r} has not answered yet: it is still starting, or this node is busy; {load()}"
+    with told_if_long(waits):
         try:
             _enter(config, run_hash, dataclasses.replace(owner, config=config), ahead, takeover=takeover)
         except BaseException:

@@ -20,13 +20,14 @@ from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayError
 
 from raystate import log_lines
 from raystate.actors.draining import DrainWatch
+from raystate.actors.exporting import Exporter
 from raystate.actors.hosts import RayHosts
 from raystate.actors.kv_store import Kept, Tenant, cluster_token, is_dead, take_storage
 from raystate.actors.local_ray import at_own_priority
 from raystate.actors.log_routing import show_to
 from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, host_name, protocol
 from raystate.actors.places import Places
-from raystate.actors.reporting import RunReport, answers_within_s, record_folder
+from raystate.actors.reporting import answers_within_s, record_folder
 from raystate.actors.restarted import begin, is_restarted
 from raystate.config.state_config import StateConfig
 from raystate.core.coordinator.tenancy import Occupancy, Owner, Presence, admit, in_use, occupancy
@@ -34,7 +35,8 @@ from raystate.core.formats.errors import RunInUseError
 from raystate.core.formats.messages import Event, Failure, HostId, Joined, JoinReply, ReleaseAsked, Reply, TrainerExited
 from raystate.machine.own_time import own_time
 from raystate.observe.ends import End, Told
-from raystate.observe.status import status_of
+from raystate.observe.metrics import samples
+from raystate.observe.status import RunReport
 from raystate.runtime.coordinator.one_storage import Claim
 from raystate.waits import AGAIN_S, ANSWER_S, COORDINATOR_STARTS_S, GOODBYE_S, QUICK_ANSWER_S, RETRY_LAST_S, SOON_S
 
@@ -63,7 +65,6 @@ class CoordinatorActor:
         os.environ.update(JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES="")
         for name in [name for name in os.environ if name.startswith("TPU_")]:
             del os.environ[name]
-
         log_lines.begin(config.run)
         self._config = config
         self._run_hash = run_hash
@@ -113,8 +114,7 @@ class CoordinatorActor:
         self._kept_owner.put(self._owner)
         identity = f"{cluster_token()}.{self._run_hash}"
         known_hosts = self._hosts.known()
-        # Without hosts it may be of an ended use of the run.
-        before = self._kept_attempt.get() if self._restarted or known_hosts else None
+        before = self._kept_attempt.get() if self._restarted or known_hosts else None  # without hosts: of an ended use
         service = CoordinatorLoop(
             settings=dataclasses.replace(self._config.core_settings(), launched=self._owner.launched),
             keep=orbax_keep(self._config),
@@ -133,6 +133,7 @@ class CoordinatorActor:
         )
         service.start()
         self._service = service
+        Exporter(self._config.run, lambda: samples(service.status_to_export()), known_before=frozenset(known_hosts))
         DrainWatch(service.post, lambda: service.ended).start()
         return None
 
@@ -263,9 +264,9 @@ class CoordinatorActor:
         report = RunReport(run=config.run, storage=config.storage, owner=owner, release_s=answers_within_s(config))
         if self._service is None:
             return report
-        status = await asyncio.wait_for(asyncio.wrap_future(self._service.look(status_of)), ANSWER_S)
-        going = await asyncio.wait_for(asyncio.wrap_future(self._service.going()), ANSWER_S)
-        return dataclasses.replace(report, status=status, going=going)
+        status, going = await asyncio.wait_for(asyncio.wrap_future(self._service.told()), ANSWER_S)
+        status = await asyncio.to_thread(self._service.observers.with_goodput, status)
+        return dataclasses.replace(report, status=status, going=going, said=log_lines.newest())
 
     @property
     def _started(self) -> CoordinatorLoop:
@@ -329,12 +330,15 @@ class CoordinatorActor:
         service.ledger.seen(group, seen, own_time())
         leaving: frozenset[HostId] = frozenset()
         with contextlib.suppress(TimeoutError):
-            looked = service.look(lambda machine, _: machine.agreement.notices.hosts)
+            looked = service.look(lambda machine, _: machine.notices.hosts)
             leaving = await asyncio.wait_for(asyncio.wrap_future(looked), within_s)
         while not (told := service.ledger.ends(group)).is_all and own_time() < end_s:
             await asyncio.sleep(SOON_S)
         service.ledger.sweeps(group)
         return dataclasses.replace(told, newest_step=service.machine.joins.newest, leaving=leaving)
+
+    async def news(self, after: tuple[int, int]) -> tuple[Any, ...]:
+        return () if self._service is None else self._service.ledger.news(after)
 
     async def release(self, launch: str | None, event: ReleaseAsked) -> Reply:
         """End the run, if it belongs to this launch. None: also if it belongs to another."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import platform
 import secrets
 import signal
 import threading
@@ -154,6 +155,7 @@ class HostActor:
                 tell=self._tell,
                 peers=RayPeers(self._run_hash),
                 domain=_domain(domain_labels),
+                machine=platform.node(),
                 vanished=self._on_vanished,
             )
             loop.start()

@@ -6,11 +6,14 @@ Standard library only: it is imported in every worker before the training functi
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from raystate.core.formats.errors import ConfigError
 from raystate.core.formats.texts import counted
+from raystate.machine.counts import counts
+from raystate.machine.process_age import process_age_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,30 @@ class Restart:
     workers: int | None = None
 
 
+@dataclass(slots=True)
+class GroupStart:
+    """When the launcher wanted the group that starts or trains now, and when it had places for its workers.
+
+    Times are seconds since 1970; 0.0: not known.
+
+    Attributes:
+        called_s: when `fit` was called; of a trainer that the caller has built, when it first wanted a group.
+    """
+
+    called_s: float = 0.0
+    asked_s: float = 0.0
+    placed_s: float = 0.0
+
+    def asked(self) -> None:
+        """It wants one now."""
+        self.asked_s, self.placed_s = time.time(), 0.0
+        self.called_s = self.called_s or self.asked_s
+
+    def placed(self, *_: object) -> None:
+        """There are places; no process has been started in them. For `train.bundles.make_groups_from`: the group makes them itself."""
+        self.placed_s = time.time()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchContext:
     """One process's place in a worker group.
@@ -47,6 +74,7 @@ class LaunchContext:
         world: processes in the group; must equal `jax.process_count()` (see `check_world`).
         launch: token of the launcher: the same after a restart.
         restarts: the restarts so far, oldest first; the last one led to this group.
+        start: how the launcher came to this group.
     """
 
     config: Any
@@ -55,18 +83,21 @@ class LaunchContext:
     world: int
     launch: str
     restarts: tuple[Restart, ...] = field(default=())
+    start: GroupStart = field(default_factory=GroupStart)
 
 
 _current: LaunchContext | None = None
 _summary: dict[str, Any] = {}
 _saves = 0
 _unseen: BaseException | None = None
+_entered_s = 0.0  # when the training function was called, on this process's monotonic clock; 0.0: not known
+_began_s = 0.0  # the newest StateManager's constructor
 
 
 def set_context(context: LaunchContext | None) -> None:
     """Set this process's context (None: forget it) and forget what an earlier training function left here."""
-    global _current, _saves, _unseen
-    _current, _saves, _unseen = context, 0, None
+    global _current, _saves, _unseen, _entered_s
+    _current, _saves, _unseen, _entered_s = context, 0, None, 0.0
     _summary.clear()
 
 
@@ -99,15 +130,41 @@ def unseen() -> BaseException | None:
     return _unseen
 
 
-def count_save() -> None:
-    """The training function has trained a step and called `save`."""
+def count_save(blocked_s: float = 0.0) -> None:
+    """The training function has trained a step and called `save`, which held it up for so long."""
     global _saves
     _saves += 1
+    counts.took("blocked_seconds", max(0.0, blocked_s))
 
 
 def saves_so_far() -> int:
     """How often `save` was called since `set_context`."""
     return _saves
+
+
+def enters_now() -> None:
+    """The training function is called."""
+    global _entered_s
+    _entered_s = time.monotonic()
+
+
+def begins_now() -> None:
+    """A StateManager's constructor is called."""
+    global _began_s
+    _began_s = time.monotonic()
+
+
+def ages() -> tuple[tuple[str, float], ...]:
+    """How many seconds ago this process's start had come so far; see `Joined.ages`. What the launcher says is of its node's clock."""
+    wall_s, now_s = time.time(), time.monotonic()
+    start = _current.start if _current is not None else GroupStart()
+    told = (("called", start.called_s), ("asked", start.asked_s), ("placed", start.placed_s))
+    known = {name: wall_s - at_s for name, at_s in told if at_s}
+    if (process_s := process_age_s()) is not None:
+        # Ray starts processes ahead of need; the time for which they waited is none of the run's.
+        known["process"] = min(process_s, known.get("placed", process_s))
+    known |= {name: now_s - at_s for name, at_s in (("function", _entered_s), ("manager", _began_s)) if at_s}
+    return tuple((name, round(max(0.0, age_s), 3)) for name, age_s in known.items())
 
 
 def check_world(world: int, process_count: int | None = None) -> None:

@@ -17,6 +17,7 @@ from raystate.actors.admission import enter, this_owner
 from raystate.actors.blame import raised
 from raystate.actors.calling import answer_of, call_all
 from raystate.actors.coordinator import ensure_coordinator
+from raystate.actors.exporting import this_process
 from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import RaystateError
@@ -45,6 +46,7 @@ class RayLink:
         self._run_hash = run_hash
         self._rank = rank
         self._job = ray.get_runtime_context().get_job_id()
+        this_process.begin(config.run)
         self._owner = this_owner(launch or f"{self.host}-{os.getpid()}")
 
     def check(self) -> None:
@@ -106,6 +108,9 @@ class RayLink:
 
     def clock(self) -> float:
         return own_time()
+
+    def node_clock(self) -> float:
+        return time.monotonic()
 
     def rest(self, condition: threading.Condition | None = None, seconds: float = 0.002) -> None:
         if condition is None:

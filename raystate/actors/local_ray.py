@@ -23,8 +23,9 @@ import ray
 from raystate.actors.ray_discovery import strangers_ray
 from raystate.actors.rays import authentication, worker
 from raystate.core.formats.errors import RaystateError
+from raystate.machine.load import load
 from raystate.machine.sigterm import in_main_thread
-from raystate.observe.slow import load, told_if_slow
+from raystate.observe.delayed_line import told_if_long
 from raystate.waits import AGAIN_S, ANSWER_S
 
 NICENESS = "RAY_worker_niceness"  # the variable of Ray's setting
@@ -205,7 +206,7 @@ def start_ray() -> None:
         what = "a Ray of its own to start" if named == "local" else f"{asked} to answer"
         drawn = random.getstate()
         os.environ.setdefault(NICENESS, "0")  # of the workers of a Ray that is started: as this process, not 15 more
-        with told_if_slow(f"waits for {what}; {load()}"):
+        with told_if_long(f"waits for {what}; {load()}"):
             try:
                 check_address()
                 with _hushed(authentication):

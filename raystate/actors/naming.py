@@ -18,7 +18,7 @@ from raystate.waits import AGAIN_S
 
 NAMESPACE = "raystate"
 # Raise it when an actor's methods or their other arguments change, or a message changes only its meaning. (tests/house/test_messages.py)
-CALLS = 30
+CALLS = 42
 
 
 def protocol() -> str:

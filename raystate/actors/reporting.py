@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.naming import find_actor, find_coordinators
 from raystate.config.state_config import StateConfig
-from raystate.core.coordinator.tenancy import Owner
-from raystate.observe.progress import Going
-from raystate.observe.status import RunStatus
+from raystate.observe.status import RunReport
 from raystate.waits import ANSWER_S, REPLY_MARGIN_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReport:
-    """One run of a cluster.
-
-    Attributes:
-        run: its name; "" if its Coordinator does not answer.
-        storage: its URL.
-        owner: whose it is.
-        status: None: it has not got its storage yet, or its Coordinator does not answer.
-        going: saves and restores under way, with what their processes have said of their bytes.
-        problem: why there is no status.
-        name: of its Coordinator.
-        release_s: seconds in which it has answered a release.
-    """
-
-    run: str = ""
-    storage: str = ""
-    owner: Owner | None = None
-    status: RunStatus | None = None
-    going: tuple[Going, ...] = ()
-    problem: str = ""
-    name: str = ""
-    release_s: float = 0.0
 
 
 def run_reports() -> list[RunReport]:

@@ -16,6 +16,7 @@ all that the old one knew:
                 slot-<i>                      header page, table, data
 """
 
+from raystate.arena.capacity import used_bytes
 from raystate.arena.files import arena_path, default_root
 from raystate.arena.host import HostArena, TrainerState
 from raystate.arena.meta import ArenaMeta
@@ -47,4 +48,5 @@ __all__ = [
     "node_memory",
     "parse_memory",
     "sweep",
+    "used_bytes",
 ]

@@ -85,6 +85,11 @@ def lock_root(root: Path) -> FileLock:
     return lock
 
 
+def used_bytes(root: Path) -> int:
+    """How much of `host_memory` the arenas of this node take: what is reserved for them, and the buffers of their writes."""
+    return sum(size.promised + size.buffers for size in map(arena_bytes, all_arenas(root)))
+
+
 def check_capacity(
     root: Path, need: Need, *, cap_bytes: int, memory_threshold: float | None = 0.95, node: NodeMemory | None = None
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from raystate.core.formats.codec import decode, plain
 from raystate.core.formats.errors import ConfigError, RaystateError
 
-FORMAT = 12  # of everything in an arena; another number is never adopted
+FORMAT = 14  # of everything in an arena; another number is never adopted
 PREFIX = "raystate-"
 PAGE_BYTES = 4096
 

@@ -60,3 +60,11 @@ def _clock() -> OwnTime:
 
 
 os.register_at_fork(after_in_child=_clock.cache_clear)  # a child has no such thread, and perhaps a lock that stays held
+
+
+def wall_clock() -> float:
+    """Seconds since 1970, for what is written down. It goes on steadily in this process, also where the machine's clock is set."""
+    return _BEGAN + time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+_BEGAN = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

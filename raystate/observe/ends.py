@@ -140,6 +140,14 @@ def cause_of(ends: Sequence[End], *, is_all: bool = False) -> str:
     return "; ".join((first.reason, *(end.reason for end in ends if end.kind == "raised" and not end.collateral)))
 
 
+def kind_of(ends: Sequence[End], *, is_all: bool = False) -> str:
+    """Why the group ended, in one word of a few: "died", "hung", "raised", "interrupted", "ended", "unknown"."""
+    first = first_to_fail(ends, is_all=is_all)
+    if first is None:
+        return "unknown" if not ends else "died"  # several died, and which was first isn't known
+    return {"final": "raised", "missing": "died"}.get(first.kind, first.kind)
+
+
 def is_final(error: BaseException) -> bool:
     """Whether trying again cannot help."""
     if isinstance(error, FINAL):

@@ -14,7 +14,6 @@ import logging
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedWriter
@@ -25,6 +24,7 @@ from raystate.arena.files import create_file, is_private_dir
 from raystate.core.coordinator.machine import Coordinator
 from raystate.core.formats.errors import RaystateError
 from raystate.core.formats.messages import Command, Event, Settings
+from raystate.machine.own_time import wall_clock
 from raystate.machine.priority import give_way
 from raystate.observe.record_codec import Record, UnknownMessageError, decode, encode, messages_format
 from raystate.waits import AGAIN_S
@@ -58,7 +58,7 @@ class Recorder:
         self,
         folder: Path,
         *,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = wall_clock,
         part_bytes: int = PART_BYTES,
         total_bytes: int = TOTAL_BYTES,
     ):

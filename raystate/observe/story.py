@@ -31,6 +31,12 @@ from raystate.core.formats.messages import (
 )
 from raystate.observe.record import AttemptRecord, Record
 
+_ASKED = {  # by a proposal's state; {}: what all ranks do
+    "proposed": "all ranks are asked to {} at it",
+    "confirmed": "all ranks agree to {} at it",
+    "withdrawn": "the request to {} at it is withdrawn",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
@@ -235,7 +241,7 @@ class _Teller:
             told.append(Decision(text="its snapshot is dead: it can't become complete"))
         one = advice.proposal
         if one is not None and one.step == self.step and self._first("proposal", advice.attempt, one.id, one.state):
-            told.append(Decision(text=f"proposal {one.id}, that all ranks {one.kind} at it, is {one.state}", reason=one.reason))
+            told.append(Decision(text=_ASKED[one.state].format(one.kind), reason=one.reason))
         return told
 
 

@@ -91,6 +91,10 @@ class Link(Protocol):
         """Monotonic seconds."""
         ...
 
+    def node_clock(self) -> float:
+        """CLOCK_MONOTONIC, as the HostActor of this node reads it. A section asks twice: it takes no lock."""
+        ...
+
     def rest(self, condition: threading.Condition | None = None, seconds: float = 0.002) -> None:
         """Let others work for a moment: until the condition is notified, or `seconds` have passed. No lock may be held."""
         ...

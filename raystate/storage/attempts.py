@@ -12,6 +12,7 @@ from typing import TypeVar
 import tenacity
 
 from raystate.core.formats.errors import StorageError
+from raystate.machine.counts import FAILURES, RETRIES, counts
 
 Result = TypeVar("Result")
 
@@ -95,16 +96,22 @@ def attempt(
     The deadline bounds the retries; a call that the kernel or a client library never returns from is bounded by these.
     """
     start_s = time.monotonic()
+    counts.request(operation)
     try:
         try:
-            return call()
+            result = call()
         except Exception as error:
             if not is_passing(error):
                 raise
-            return _again(call, error, timeout_s - (time.monotonic() - start_s))
+            counts.failed(operation, describe(error))
+            result = _again(call, error, timeout_s - (time.monotonic() - start_s))
+        counts.worked(operation)
+        return result
     except (StorageError, *let_through):
         raise
     except Exception as error:
+        counts.add(FAILURES)
+        counts.failed(operation, describe(error))
         raise storage_error(operation, path, error) from error
 
 
@@ -115,6 +122,7 @@ def _again(call: Callable[[], Result], first: BaseException, timeout_s: float) -
     def repeat() -> Result:
         if failed:
             raise failed.pop()
+        counts.add(RETRIES)
         return call()
 
     return tenacity.Retrying(

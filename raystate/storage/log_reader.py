@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -90,8 +91,20 @@ class LogReader:
         Raises:
             ObjectMissingError, StorageError, CorruptCheckpointError.
         """
+        return self.header_in(self._storage.read(log_name(seq)), seq)
+
+    def header_in(self, data: bytes, seq: int, *, facts: bool = True) -> WrittenEntry:
+        """The same of an entry that was read as these bytes.
+
+        Args:
+            facts: False: without its `retired` and `given_up`, in an eighth of the time.
+
+        Raises:
+            CorruptCheckpointError.
+        """
         name = log_name(seq)
-        written = self._parsed(name, self._storage.read(name), WrittenEntry.parse, "a log entry")
+        parse = functools.partial(WrittenEntry.parse, facts=facts)
+        written = self._parsed(name, data, parse, "a log entry")
         if written.seq != seq:
             path = f"{self._storage.url}/{name}"
             raise CorruptCheckpointError(f"{path} holds entry {written.seq}", path=path, expected=seq, got=written.seq)

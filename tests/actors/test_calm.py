@@ -11,8 +11,11 @@ from ray.runtime_context import RuntimeContext
 from ray.util.annotations import RayDeprecationWarning
 
 from raystate.actors.restarted import is_restarted
-from raystate.core.coordinator.context import Context, brief
+from raystate.core.coordinator.context import Context
+from raystate.core.coordinator.facts import Facts
 from raystate.core.formats.messages import Ask, Failure, Log, Settings
+from raystate.core.formats.names import SnapshotId
+from raystate.core.formats.texts import brief
 
 NODE = "0123456789abcdef" * 3 + "01234567"
 
@@ -34,6 +37,9 @@ def test_hosts_are_told_by_eight_digits():
         brief(f"rank 1 (host {NODE}) and lineage 3.1.ab; {NODE}f stays")
         == f"rank 1 (host 01234567) and lineage 3.1.ab; {NODE}f stays"
     )
+    facts = Facts()
+    facts.give_up(SnapshotId(lineage="1.1.x", step=7), f"host {NODE} has no copy")
+    assert [*facts.given_up.values()] == ["host 01234567 has no copy"]
     context = Context(Settings(run="lm", storage="file:///nonexistent"))
     context.log("info", f"host {NODE} is down")
     context.fail([Ask("a")], "StorageError", f"host {NODE} did not write", host=NODE)

@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 import raystate
 from raystate.actors import release as release_module
 from raystate.actors.naming import coordinator_name
-from raystate.actors.reporting import RunReport
+from raystate.observe.status import RunReport
 from raystate.storage import run_hash
 
 SAVE_S, HOST_S, BARRIER_S = 20.0, 10.0, 40.0

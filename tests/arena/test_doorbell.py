@@ -289,6 +289,8 @@ class DoorOnly:
     def clock(self) -> float:
         return 0.0
 
+    node_clock = clock
+
 
 @needs_instructions
 def test_an_interruption_while_a_trainer_rings_leaves_no_connection(root: Path, door: Door):

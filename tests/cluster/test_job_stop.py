@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import raystate
-from raystate.observe.ledger import read_ledger
+from raystate.observe.ledger.reader import read_ledger
 from raystate.storage import open_storage, run_hash
 from tests.processes import run_python
 

@@ -42,7 +42,7 @@ with raystate.StateManager(raystate.StateConfig(storage=storage, run="plain", sa
     asked, found = counts.get(name + "compile_requests_use_cache", 0), counts.get(name + "cache_hits", 0)
     print(json.dumps({"restored": restored.step, "asked": asked, "found": found, "w": float(w[0, 0]).hex()}), flush=True)
     manager.wait_until_finished()
-    while sys.argv[2] == "kept" and len([*storage.glob(".raystate/compiled/*/*.*")]) < asked:
+    while sys.argv[2] == "kept" and len([*storage.glob(".raystate/compiled/*/[!.]*.*")]) < asked:
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)
 """

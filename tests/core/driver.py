@@ -87,6 +87,7 @@ class Driver:
         self.asks = 0
         self.auto = True  # storage does at once what it is told
         self.appends = True  # the same for the log
+        self.storage_error = ""  # how requests of the Coordinator's process fail
         entry = claim_entry(tail, "w", "r")
         names = tuple(HostId(host) for host in hosts)
         self.send(Claimed(entry=entry, dead=dead, hosts=names))
@@ -133,7 +134,7 @@ class Driver:
 
     def tick(self, seconds: float = 0.0) -> list[Any]:
         self.now_s += seconds
-        return self.send(Tick())
+        return self.send(Tick(storage_error=self.storage_error))
 
     def live(self, seconds: float, *hosts: str) -> None:
         """Time passes, and these hosts (none: all that have a rank) report every second or so."""
@@ -164,6 +165,7 @@ class Driver:
         return HostSummary(
             host=HostId(host),
             incarnation=f"{host}{incarnation}",
+            machine=f"machine-{host}",
             seq=self.seq[host],
             staged=tuple(self.staged.get(host, ())),
             trainers=tuple(self.seen.get(host, ())),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
+
 from raystate.core.formats.host_messages import (
     CopyEnded,
     CopyMeasured,
@@ -24,6 +26,7 @@ from raystate.core.formats.messages import (
     Log,
     SnapshotId,
     Staged,
+    StopAsked,
     Tick,
     TrainerWord,
 )
@@ -118,8 +121,10 @@ def test_what_failed_is_tried_again_when_the_order_is_repeated():
 class Copying(Driver):
     """Two ranks on two hosts that copy as they are told, unless a test says otherwise."""
 
-    def __init__(self, **settings: Any):
-        super().__init__(replicas=1, copy_timeout_s=30.0, **settings)
+    def __init__(self, *, hosts: tuple[str, ...] = (A, B), replicas: int = 1):
+        super().__init__(replicas=replicas, copy_timeout_s=30.0)
+        for host in hosts:
+            self.host_up(host)
         self.lineage = self.join([A, B])
         for host in (A, B):
             self.report(host)
@@ -134,8 +139,13 @@ class Copying(Driver):
         return [one for one in self.out if isinstance(one, Copy)]
 
     def obey(self, one: Copy) -> None:
-        self.staged[one.host] += [piece(rank, one.step, self.lineage) for rank, _ in one.pieces]
+        self.staged.setdefault(one.host, []).extend(piece(rank, one.step, self.lineage) for rank, _ in one.pieces)
         self.report(one.host)
+
+    def holders(self, home: HostId, step: int) -> list[HostId]:
+        """Those of the piece of the rank there."""
+        rank = (A, B).index(home)
+        return [HostId(host) for host, held in self.staged.items() for one in held if (one.rank, one.step) == (rank, step)]
 
     @property
     def stable(self) -> int:
@@ -179,6 +189,33 @@ def test_what_has_its_copies_stays_until_what_was_restored_has_them():
     driver.join([A, B], "next")
     assert driver.restore().step == 2
     assert {key.step for key in driver.advice().keep} == {1, 2}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_host_that_goes_away_gets_no_copies_and_what_it_alone_holds_moves(replicas: int):
+    driver = Copying(hosts=("a", "b", "c", "d"), replicas=replicas)
+    driver.step(1)
+    while lacked := [one for one in driver.take(Copy) if one.snapshot.step == 1]:
+        for one in lacked:
+            driver.obey(one)
+    leaving = next(peer for one in (A, B) for peer in driver.holders(one, 1) if peer not in (A, B))
+    driver.send(StopAsked(host=leaving, within_s=20.0, reason="drained by Ray"))
+    driver.tick(1.0)
+    moved = driver.take(Copy)
+    assert moved
+    assert leaving not in {one.host for one in moved}
+    for one in moved:
+        driver.obey(one)
+    assert all(len({*driver.holders(one, 1)} - {leaving}) == 1 + replicas for one in (A, B)), "as if it were gone already"
+    driver.step(2)
+    assert leaving not in {one.host for one in driver.take(Copy)}
+
+
+def test_the_only_host_that_stays_has_all_and_the_one_that_goes_has_its_copies_till_then():
+    driver = Copying()
+    driver.send(StopAsked(host=B, within_s=20.0, reason="drained by Ray"))
+    driver.step(1)
+    assert {one.host for one in driver.take(Copy)} == {A, B}
 
 
 def test_a_host_without_memory_for_copies_is_not_waited_for():

@@ -174,7 +174,7 @@ def test_close_whose_last_step_is_not_written():
     driver.tick(21.0)
     message = failure(driver, "close")
     assert message.startswith("step 3 is not durable after 21.0 s: ")
-    assert "host a (ranks [0]), host b (ranks [1]) did not write within 21.0 s" in message
+    assert "host a (rank 0), host b (rank 1) did not write within 21.0 s" in message
     assert message.endswith("; step 2 is not committed: all of step 2 is in host memory and waits for storage"), message
 
 
@@ -310,4 +310,6 @@ def test_a_stop_that_not_all_can_reach():
     driver = training()
     driver.send(StopAsked(reason="preemption", within_s=30.0))
     driver.tick(31.0)
-    driver.said(r"stop at step 6\) is withdrawn: rank 0 \(host a\), rank 1 \(host b\) did not answer in time: preemption")
+    driver.said(
+        r"the request to stop at step 6 is withdrawn: rank 0 \(host a\), rank 1 \(host b\) did not answer in time: preemption"
+    )

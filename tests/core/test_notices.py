@@ -17,7 +17,7 @@ def test_all_ranks_stop_when_the_node_of_one_goes_away():
     assert (asked.kind, asked.state) == ("stop", "proposed")
     assert asked.reason == "the node of rank 1 (host b) goes away: drained by Ray"
     driver.agree(at=5)
-    assert driver.core.agreement.notices.hosts == {"b"}
+    assert driver.core.notices.hosts == {"b"}
 
 
 def test_the_group_after_is_not_stopped_because_of_the_group_before():
@@ -149,7 +149,7 @@ def test_a_host_that_is_gone_is_not_to_go_away_any_more():
     driver = running()
     leaving(driver, "b")
     driver.lose("b", "its node is lost")
-    assert driver.core.agreement.notices.hosts == frozenset()
+    assert driver.core.notices.hosts == frozenset()
 
 
 def test_the_earliest_end_counts_also_for_those_who_were_asked_before():
@@ -188,7 +188,7 @@ def test_a_host_that_outlives_its_end_is_as_good_as_any_other():
     assert asked is None or asked.state != "proposed", "nobody is asked to stop by an end that is past"
     driver.tick(60.0)
     driver.said("host b was to go away 60 s ago, and is still there: drained by Ray")
-    assert driver.core.agreement.notices.hosts == frozenset()
+    assert driver.core.notices.hosts == frozenset()
     leaving(driver, "b", 20.0)
     asked = driver.proposal
     assert asked.kind == "stop", "the next notice counts"
@@ -199,4 +199,4 @@ def test_notices_of_hosts_of_others_are_forgotten():
     for number in range(100):
         leaving(driver, f"other{number}", 30.0)
     driver.tick(91.0)
-    assert driver.core.agreement.notices.hosts == frozenset()
+    assert driver.core.notices.hosts == frozenset()

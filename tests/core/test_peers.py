@@ -84,6 +84,21 @@ def test_what_can_stay_stays_when_a_host_comes_or_goes(seed: int):
     assert moved <= 2 * replicas  # the new one gets its part, or what the lost one had copied is shared out
 
 
+@pytest.mark.parametrize("seed", range(CLUSTERS))
+def test_hosts_that_go_away_are_peers_of_none_beside_which_another_stays(seed: int):
+    random = Random(seed)
+    domains, before, replicas = history(random)
+    leaving = {host for host in domains if random.random() < random.choice((0.2, 0.9))}
+    peers = assign_peers(domains, replicas, before, leaving)
+    staying = domains.keys() - leaving or domains.keys()
+    for host, mine in peers.items():
+        able = staying - {host} or domains.keys() - {host}
+        assert set(mine) <= able
+        assert len(set(mine)) == len(mine) == min(replicas, len(able))
+        if any(domains[one] != domains[host] for one in able):
+            assert any(domains[one] != domains[host] for one in mine)
+
+
 def test_small_clusters():
     a, b = HostId("a"), HostId("b")
     assert assign_peers({}, 1) == {}

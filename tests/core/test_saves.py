@@ -242,7 +242,7 @@ def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
     for rank in (0, 1):  # the slot of step 4 is used again
         driver.staged[driver.host_of[rank]] = [one for one in driver.staged[driver.host_of[rank]] if one.step != 4]
         driver.report(driver.host_of[rank])
-    assert "step 4 gave way to newer ones: storage is slower" in driver.core.journal.troubles[-1]
+    assert "step 4 gave way to newer ones while storage fails: it stands still" in driver.core.journal.troubles[-1]
     assert driver.advice().storage_fails, "nobody waits for it until a step is durable"
     driver.flush(0, driver.key(2), driver.key(4), driver.key(6))
     driver.auto = True

@@ -25,7 +25,7 @@ KNOWN = {
     "stop without waiting for the others": 52,
     "lost acknowledgement taken for failure": 266,
     "complete without one piece": 1671,
-    "discarded while it is read": 164,
+    "discarded while it is read": 283,
     "restore without a new lineage": 151,
     "lost promise told as durable": 325,
     "merge takes strangers": 1135,

@@ -14,6 +14,8 @@ from raystate.core.formats.messages import (
     Write,
     Written,
 )
+from raystate.observe.pace import Pace
+from raystate.observe.status import status_of
 from tests.core.driver import Driver, running
 
 
@@ -69,6 +71,29 @@ def test_storage_that_stands_still_is_waited_for_until_ten_seconds_after_the_las
     driver.send(Appended(seq=entry.seq, outcome="ok"))
     driver.send(CarriedOut(intent=driver.orders("commit")[-1]))
     assert not driver.core.journal.fails, "a step is durable"
+
+
+def test_what_storage_answers_is_told_of_what_gives_way_and_at_once_in_status():
+    """A write is tried for a minute before its host says that it failed: other requests hear of it at once."""
+    driver = settled()
+    due(driver)
+    driver.storage_error = "503 Service Unavailable"
+    driver.tick()
+    assert status_of(driver.core, driver.now_s, Pace()).storage_problem == "503 Service Unavailable"
+    assert not driver.core.journal.fails, "it may pass"
+    driver.live(12.0)
+    driver.said(r"storage stands still \(503 Service Unavailable\): until a step is durable")
+    for host, held in driver.staged.items():
+        driver.staged[host] = [one for one in held if one.step != 4]
+    driver.report_both()
+    driver.said("step 4 gave way to newer ones while storage fails: 503 Service Unavailable")
+    driver.storage_error = ""
+    driver.tick()
+    assert status_of(driver.core, driver.now_s, Pace()).storage_problem == "it stands still", "a request works, and no save does"
+    driver.auto = True
+    driver.write()
+    driver.tick()
+    assert status_of(driver.core, driver.now_s, Pace()).storage_problem == ""
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -24,7 +24,9 @@ from raystate.core.formats.words import (
 
 NUMBER = st.integers(-1, 2**63)
 NUMBERS = st.lists(NUMBER, max_size=MAX_SLOTS).map(tuple) | st.just((2**63,) * MAX_SLOTS)
+SECONDS = st.floats(0, 1e9)
 NAME = st.text(max_size=60)
+SPENT = st.lists(st.tuples(NAME, SECONDS), max_size=20).map(tuple)  # sixteen sections, and what has a name of ours
 UGLY = "\U0001f980\ud800é\0"  # 12 + 6 + 6 + 6 bytes as JSON
 SMALL = st.text(max_size=200)
 LARGE = st.builds(lambda text, times: text * times, st.text(max_size=30) | st.just(UGLY), st.integers(0, 20_000))
@@ -49,7 +51,7 @@ def trainer_words(text: st.SearchStrategy[str]) -> st.SearchStrategy[TrainerWord
     # Fields that are not named here are drawn by their type: one that can't be cut is found by the tests below.
     return st.builds(
         TrainerWord,
-        **{**_typed(TrainerWord, text), "lineage": NAME},
+        **{**_typed(TrainerWord, text), "lineage": NAME, "section": NAME, "spent": SPENT},
     )
 
 
@@ -67,7 +69,8 @@ def host_words(text: st.SearchStrategy[str], details: st.SearchStrategy[dict[str
 
 def _typed(kind: type, text: st.SearchStrategy[str]) -> dict[str, st.SearchStrategy[Any]]:
     """Numbers of any size for the numbers of `kind`, and `text` for its texts."""
-    known = {"int": NUMBER, "tuple[int, ...]": NUMBERS, "str": text}
+    reached = st.lists(st.tuples(NUMBER, SECONDS), max_size=4).map(tuple)
+    known = {"int": NUMBER, "tuple[int, ...]": NUMBERS, "str": text, "float": SECONDS, "tuple[tuple[int, float], ...]": reached}
     return {field.name: known[str(field.type)] for field in dataclasses.fields(kind) if str(field.type) in known}
 
 
@@ -88,7 +91,17 @@ def test_a_small_host_word_comes_back_as_it_was(word: HostWord):
 
 
 @given(trainer_words(LARGE))
-@example(TrainerWord(lineage="1.1.a", rank=0, world=1, error=UGLY * 100_000, done=(2**63,) * MAX_SLOTS))
+@example(
+    TrainerWord(
+        lineage="1.1.a",
+        rank=0,
+        world=1,
+        error=UGLY * 100_000,
+        done=(2**63,) * MAX_SLOTS,
+        spent=(("section:" + "\U0001f980" * 60, 123456789.123456),) * 20,
+        section="\U0001f980" * 60,
+    )
+)
 def test_any_trainer_word_fits_and_only_its_text_is_cut(word: TrainerWord):
     data = trainer_word_to_json(word)
     assert len(data) <= MAX_WORD_BYTES

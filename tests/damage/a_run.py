@@ -17,7 +17,7 @@ from raystate.arrays.stage import copy, hold
 from raystate.arrays.tree import describe
 from raystate.core.formats.messages import HostId
 from raystate.core.formats.tree import Package, SlotTable, WriteOptions
-from raystate.observe.ledger import EVENTS
+from raystate.observe.ledger.lines import EVENTS
 from raystate.runtime.coordinator.packaging import build_package
 from raystate.runtime.host.share import write_share
 from raystate.runtime.host.writing import as_array

@@ -15,7 +15,8 @@ from raystate.arrays.items import set_iterators
 from raystate.core.formats.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.formats.tree import ArraySpec, LeafSpec
 from raystate.inspection import verification
-from raystate.observe.ledger import EVENTS, LoggedRecovery, read_ledger
+from raystate.observe.ledger.lines import EVENTS, LoggedRecovery
+from raystate.observe.ledger.reader import read_ledger
 from raystate.orbax.array_reads import read_boxes
 from raystate.storage import open_storage
 from raystate.storage.names import GUARD, LOG, PACKAGES

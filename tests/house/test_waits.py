@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from raystate import waits
 from tests.house.figures import REPO, sources, time_outs
 
@@ -17,3 +19,8 @@ def test_each_time_out_of_a_module_is_in_the_table():
 def test_each_time_out_waits_for_something():
     texts = [text for path, text, _ in sources(REPO / "raystate") if path != WAITS]
     assert not [name for name in vars(waits) if name.endswith("_S") and not any(name in text for text in texts)]
+
+
+def test_each_time_out_says_what_waits_and_what_happens_then():
+    said = {name: above for above, name in re.findall(r"((?:# [^-].*\n)+)(\w+_S) = ", WAITS.read_text())}
+    assert not [name for name in vars(waits) if name.endswith("_S") and "\n# Then" not in said.get(name, "")]

@@ -207,6 +207,8 @@ def test_everything_that_is_imported_is_declared():
         allowed = of_tests if path.is_relative_to(REPO / "raystate" / "testing") else declared
         if path.is_relative_to(REPO / "raystate" / "compat"):
             allowed = {*declared, "flax"}  # whoever has its calls in his code has it installed
+        if path == REPO / "raystate/cli/report_slide.py":
+            allowed = declared | {normal(one) for one in PROJECT["optional-dependencies"]["png"]}  # it says how to get it
         for name in imported(path):
             top = name.partition(".")[0]
             if top in sys.stdlib_module_names or top == "raystate":

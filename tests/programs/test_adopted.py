@@ -14,7 +14,7 @@ import pytest
 
 import raystate
 from jobs.striking import kill_all, kill_family
-from raystate.observe.ledger import read_ledger
+from raystate.observe.ledger.reader import read_ledger
 from raystate.storage import open_storage
 from tests.cluster.training import wait_for
 from tests.diffs import apply_hunk, hunks_of

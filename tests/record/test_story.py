@@ -151,7 +151,7 @@ def test_a_common_stop() -> None:
     proposal = Proposal(id=3, kind="stop", step=8, state="proposed", reason="preempted")
     assert story_of(8, (Tick(), advice(proposal=proposal))) == [
         "time has passed",
-        "-> proposal 3, that all ranks stop at it, is proposed (preempted)",
+        "-> all ranks are asked to stop at it (preempted)",
     ]
 
 

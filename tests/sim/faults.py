@@ -38,9 +38,11 @@ def hang_trainer(world: World) -> None:
 
 
 def stand_still(world: World) -> None:
-    """It makes no step any more, and nobody but the Coordinator finds out."""
+    """It makes no step any more, and nobody but the Coordinator finds out. Every other one is in a section that may take longer."""
     trainer = _some_trainer(world)
     if trainer is not None and not world.healed:
+        if trainer.rank % 2 and trainer.stage == "train":
+            trainer.enter("eval", 9.0)
         trainer.wake_s = 1e9
 
 

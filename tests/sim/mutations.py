@@ -314,16 +314,22 @@ def _copies_in_one_domain() -> Any:
     """The peers are the next hosts, whatever they are lost together with."""
     real = copying.assign_peers
 
-    def assign(domains: Any, replicas: int, before: Any) -> Any:
-        return real(dict.fromkeys(domains, ""), replicas, before)
+    def assign(domains: Any, replicas: int, before: Any, leaving: Any) -> Any:
+        return real(dict.fromkeys(domains, ""), replicas, before, leaving)
 
     return planted((copying, "assign_peers", assign))
+
+
+def _copies_where_they_go_away() -> Any:
+    """The peers are chosen without a look at the notices."""
+    real = copying.assign_peers
+    return planted((copying, "assign_peers", lambda domains, replicas, before, _: real(domains, replicas, before)))
 
 
 def _one_copy() -> Any:
     """However many are asked for."""
     real = copying.assign_peers
-    return planted((copying, "assign_peers", lambda domains, _, before: real(domains, 1, before)))
+    return planted((copying, "assign_peers", lambda domains, _, before, leaving: real(domains, 1, before, leaving)))
 
 
 def _growth_taken_back() -> Any:
@@ -350,6 +356,7 @@ WITH_COPIES: dict[str, Callable[[], Any]] = {
     "copy reused before stable": _copy_reused_early,
     "copy's slot is given away": _copy_slot_not_held,
     "copies in one failure domain": _copies_in_one_domain,
+    "copies on a host that goes away": _copies_where_they_go_away,
     "copied from a slot that has changed": lambda: planted(shells={"copy_anything"}),
     "a growth taken back": _growth_taken_back,
 }

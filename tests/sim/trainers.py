@@ -287,6 +287,10 @@ class TrainerProc(Proc):
         if actor is not None and actor.alive:
             actor.poke()
 
+    def enter(self, section: str, timeout_s: float) -> None:
+        """A section with a time-out of its own begins."""
+        self._speak(replace(self.machine.word(), section=section, section_s=timeout_s))
+
     def save(self, step: int, again: bool = False) -> None:
         """One step is computed; save() is called. `again`: the script saves the step once more, by force, and goes on."""
         if self._save(step, again):
@@ -297,7 +301,9 @@ class TrainerProc(Proc):
                 self.world.step_done(self.group)
 
     def _measure(self, step: int) -> None:
-        """The interval changes every few steps, if it isn't a number."""
+        """The intervals change every few steps, where they aren't numbers."""
+        if self.world.settings.save_measured:
+            self.machine.times.saves.cost_s = Random(f"{self.world.seed} {step // 3}").choice((None, None, None, 0.0, 30.0))
         if self.world.settings.snapshot_every_steps is None:
             times, costs = self.machine.times, Random(f"{self.world.seed} {step // 5}")
             times.step_s, times.snapshot_s = costs.uniform(0.5, 1.0), costs.choice((None, 0.001, 0.05, 0.1))

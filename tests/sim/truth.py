@@ -109,17 +109,26 @@ class Truth:
         if is_bare(copying) or proc is not self.current:
             self.safe_step = -1
             return
-        there = True
+        there, group = True, proc.core.joins.group
+        staying = copying.domains.keys() - copying.leaving or copying.domains.keys()
+        losses = min(self.settings.replicas, len(copying.domains) - 1, max(1, len(staying) - 1))
         for rank in range(self.world_of(key.lineage)):
             nodes = [self.nodes_by_id[host] for host in self.keepers.get((key, rank), set())]
-            if len(nodes) < 1 + min(copying.context.settings.replicas, len(copying.domains) - 1) or (
-                len({node.domain for node in nodes}) < 2 <= len({one for one in copying.domains.values() if one in DOMAINS})
+            stay = sum(node.id in staying for node in nodes)
+            own_stays = group is not None and group.hosts.get(rank) in staying
+            if (
+                len(nodes) < 1 + losses
+                or stay < min(self.settings.replicas + own_stays, len(staying))
+                or len({node.domain for node in nodes}) < 2 <= len({copying.domains[one] for one in staying} & {*DOMAINS})
             ):
                 names = [f"{node.id} ({node.domain})" for node in nodes]
-                raise Violation(f"copies: step {key.step} of {key.lineage} is called stable, and rank {rank} is only on {names}")
+                gone = f"; {sorted(copying.leaving)} go away" if copying.leaving else ""
+                raise Violation(
+                    f"copies: step {key.step} of {key.lineage} is called stable, and rank {rank} is only on {names}{gone}"
+                )
             there &= all(self._may_be_relied_on(node) and node.has(rank, key) for node in nodes)
         self.safe_lineage = key.lineage
-        self.safe_losses = min(copying.context.settings.replicas, len(copying.domains) - 1)
+        self.safe_losses = losses
         self.safe_step = key.step if there else -1  # a node may have gone while the Coordinator was told that it had its copies
 
     def check_emptied(self, node: Node, one: SlotSet, slot: int, why: str) -> None:

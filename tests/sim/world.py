@@ -27,7 +27,7 @@ ANNOUNCED = 4  # of so many seeds one announces the loss of a node
 AWAY = 16  # and one loses sight of its storage, as it begins to commit
 FEWEST_FAULTS = 3
 HANGING = 8  # and in one a trainer hangs until the Coordinator ends it
-MEASURED = 4  # and in one the snapshots' interval is what the ranks measure
+MEASURED = 4  # and in one the snapshots' interval is what the ranks measure; in half of these that of durable saves, too
 ELASTIC = 8  # and, with peer copies, in one the launcher asks for a larger group when a node has come back
 
 _RUN = Settings(
@@ -80,6 +80,8 @@ class World(Launcher):
             settings = replace(settings, hang_timeout_s=6.0)
         elif seed % MEASURED == 0:
             settings = replace(settings, snapshot_every_steps=None)
+            if seed % (2 * MEASURED) == 0:
+                settings = replace(settings, save_every_s=4.0, save_measured=True)
         if replicas:
             settings = replace(settings, replicas=replicas, copy_timeout_s=5.0)
         super().__init__(storage, settings, rng)

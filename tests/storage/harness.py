@@ -32,7 +32,7 @@ from raystate.core.formats.messages import (
     Settings,
     SnapshotId,
 )
-from raystate.observe.ledger import Ledger
+from raystate.observe.ledger.ledger import Ledger
 from raystate.observe.record import Recorder
 from raystate.runtime.coordinator.loop import CoordinatorLoop
 from raystate.runtime.coordinator.storing import Workers

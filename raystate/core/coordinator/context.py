@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +12,10 @@ from raystate.core.formats.declared import Failure
 from raystate.core.formats.names import Ask
 from raystate.core.formats.replies import Reply
 from raystate.core.formats.settings import Settings
+from raystate.core.formats.texts import brief
 from raystate.waits import RETRY_FIRST_S, RETRY_LAST_S
 
 _LEAST_REPLIES, _REPLIES_OF_A_RANK = 1024, 8  # remembered: a rank asks again only for what it waits for
-_NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
 NAMED = 8  # ranks or hosts in a message; more are counted
 
 
@@ -29,13 +28,14 @@ class Context:
     out: list[Command] = field(default_factory=list[Command])
     attempt: int = 0
     claimed_s: float = 0.0  # when it has begun
+    storage_error: str = ""  # how the newest request of this process fails, also one that is made again; "": it does not
     replies: dict[Ask, Reply] = field(default_factory=dict[Ask, Reply])
     ranks: int = 1  # of the newest group
     open_asks: dict[Ask, type] = field(default_factory=dict[Ask, type])  # what has no reply yet -> which event asked
 
-    def log(self, level: Any, text: str, *, step: int = -1, kind: str = "") -> None:
-        """Write a line into the process's log. `step`, `kind`: see `Log`."""
-        self.out.append(Log(level=level, text=brief(text), step=step, kind=kind))
+    def log(self, level: Any, text: str, *, step: int = -1, kind: str = "", is_routine: bool = False) -> None:
+        """Write a line into the process's log. All the rest: see `Log`."""
+        self.out.append(Log(level=level, text=brief(text), step=step, kind=kind, is_routine=is_routine))
 
     def answer(self, ask: Ask, reply: Reply) -> None:
         """Answer and remember: a caller that repeats its ask gets the same reply."""
@@ -53,12 +53,6 @@ class Context:
 def retry_delay_s(tries: int) -> float:
     """How long to wait before the next try: twice as long after each one, up to `RETRY_LAST_S`."""
     return min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** max(0, tries - 1))
-
-
-def brief(text: str) -> str:
-    """A text for people: of Ray's node ids the first eight digits, which tell hosts apart. Programs
-    find the full ids in the details."""
-    return _NODE_ID.sub(lambda found: found[0][:8], text)
 
 
 def step_text(step: int) -> str:

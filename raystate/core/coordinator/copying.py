@@ -2,8 +2,8 @@
 
 All hosts copy the same snapshot, the newest complete one, until it has its copies; then the next one, which is the newest by then. So
 nothing queues up, and hosts of unequal speed have the same snapshot in the end. After a host is
-lost, the copies that went with it are made anew in the same way, of the snapshot that a recovery
-would restore now.
+lost, or announced to go away, the copies that go with it are made anew in the same way, of the
+snapshot that a recovery would restore now.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Collection
 from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.memory import HostView, Memory, Snap
+from raystate.core.coordinator.notices import Notices
 from raystate.core.coordinator.peers import Peers, assign_peers
 from raystate.core.formats.names import HostId, SnapshotId
 from raystate.core.formats.orders import Copy, Invalidate
@@ -26,13 +27,16 @@ class Copying:
 
     Attributes:
         domains: the failure domain of each host that was there at the last look.
+        leaving: those of them that are to go away.
     """
 
-    def __init__(self, context: Context, memory: Memory, joins: Joins):
+    def __init__(self, context: Context, memory: Memory, joins: Joins, notices: Notices):
         self.context = context
         self.memory = memory
         self.joins = joins
+        self.notices = notices
         self.domains: dict[HostId, str] = {}
+        self.leaving: frozenset[HostId] = frozenset()
         self._peers: Peers = {}
         self._moves = 0  # of hosts, at the last look
         self._excused: dict[HostId, float] = {}  # hosts that are not waited for, until when
@@ -68,14 +72,17 @@ class Copying:
         return host not in self._excused and not self.memory.hosts[host].no_copies
 
     def _home(self, snap: Snap, rank: int) -> HostId:
-        """The host whose peers have to have the piece: the rank's own, or one that has it."""
-        group = self.joins.group
-        return snap.home(rank, group.hosts.get(rank) if group is not None else None)
+        """The host whose peers have to have the piece: the rank's own, or one that has it, and stays if one does."""
+        group, held = self.joins.group, snap.pieces[rank]
+        own = group.hosts.get(rank) if group is not None else None
+        return snap.home(rank, own if own in held else min(held.keys() - self.leaving, default=None))
 
     def _lacking(self, snap: Snap, rank: int) -> tuple[HostId, ...]:
-        """The hosts that are still to get the rank's piece: none if others have it that are as good."""
-        held, home = snap.pieces[rank], self._home(snap, rank)
+        """The hosts that are still to get the rank's piece: none if others have it that are as good. A copy on a host that goes away
+        counts only where its keeper is to have it all the same."""
+        home = self._home(snap, rank)
         peers = self._peers.get(home, ())
+        held = [host for host in snap.pieces[rank] if host == home or host in peers or host not in self.leaving]
         missing = [peer for peer in peers if peer not in held]
         too_few = len(peers) - (len(held) - 1)
         if too_few <= 0 and missing:
@@ -113,11 +120,12 @@ class Copying:
     # ---------------------------------------------------------------- who is there
 
     def assign(self) -> None:
-        """Who keeps copies for whom, of the hosts that are there."""
-        if self.is_on and self._moves != self.memory.moves:
-            self._moves = self.memory.moves
+        """Assign peers among the hosts that are there. One that goes away keeps no copies that another can keep."""
+        leaving = self.notices.hosts & self.memory.domains.keys()
+        if self.is_on and (self._moves, self.leaving) != (self.memory.moves, leaving):
+            self._moves, self.leaving = self.memory.moves, leaving
             self.domains = dict(self.memory.domains)
-            self._peers = assign_peers(self.domains, self.context.settings.replicas, self._peers)
+            self._peers = assign_peers(self.domains, self.context.settings.replicas, self._peers, leaving)
 
     def reported(self, view: HostView) -> None:
         """A host has reported."""

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from raystate.core.formats.entries import MOST_FACTS, WHY_CHARS, Fact, LogEntry, deleted_steps
 from raystate.core.formats.names import SnapshotId
+from raystate.core.formats.texts import brief
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Facts:
     def give_up(self, key: SnapshotId, why: str) -> None:
         """It never becomes durable: the next entry says so."""
         for facts in (self._unlogged, self.given_up):
-            remember(facts, key, why[:WHY_CHARS], most=MOST_FACTS)
+            remember(facts, key, brief(why)[:WHY_CHARS], most=MOST_FACTS)
 
     def delete(self, step: int, lineage: str) -> None:
         """Note a step that the user has deleted in this attempt. The log keeps 256 facts, and may lack that of an old step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from raystate.core.coordinator.context import Context, all_have, brief, named, ranks_text
+from raystate.core.coordinator.context import Context, all_have, named, ranks_text
 from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.joining import Joining
 from raystate.core.coordinator.journal import Journal
@@ -15,7 +15,7 @@ from raystate.core.formats.orders import EndTrainers
 from raystate.core.formats.questions import Joined
 from raystate.core.formats.replies import JoinReply
 from raystate.core.formats.reports import TrainerWord
-from raystate.core.formats.texts import counted
+from raystate.core.formats.texts import brief, counted
 from raystate.waits import RETRY_FIRST_S
 
 

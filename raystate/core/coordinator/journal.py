@@ -27,6 +27,7 @@ Retirement = tuple[int, str]
 Change = tuple[LiveStep | None, list[Retirement]]
 """The step to commit, and the steps to retire."""
 
+STILL, SLOW = "it stands still", "it is too slow"
 Kind = Literal["commit", "retention", "rollback", "set aside", "delete", "close"]
 
 
@@ -207,11 +208,16 @@ class Journal:
             of_storage: because storage has failed, which is more than that something was slow.
         """
         self.fails = self.fails or of_storage
-        if of_storage and is_told:
+        if of_storage and cause:
             self.cause = cause
         self.context.log("warning", text, step=step)
         if is_told and self.troubles[-1:] != [text]:
             self.troubles = [*self.troubles[-4:], text]
+
+    @property
+    def problem(self) -> str:
+        """Why storage fails, by the newest that is known; "": it does not."""
+        return self.context.storage_error or self.cause or (SLOW if self.fails else "")
 
     def attempt_dead(self, event: AttemptDead) -> None:
         """The process of an older attempt is gone: it carries nothing out any more."""
@@ -379,7 +385,7 @@ class Journal:
         self.carried.add(key)
         if is_commit:
             self.troubles, self.fails, self.cause = [], False, ""
-            self.context.log("info", f"step {step} is durable", step=step)
+            self.context.log("info", f"step {step} is durable", step=step, is_routine=True)
         else:
             self.context.log("debug", f"step {step} is retired: {work.intent.reason}", step=step)
         self._looked()

@@ -7,7 +7,8 @@
     recovery    what a group restores                   agreement          all ranks act at the same step
     leaving     flush, close, release                   withdrawals        steps that leave the log on demand
 
-Some have parts of their own, such as the agreement's notices (hosts that are to go away) and the snapshots' laggards.
+Some have parts of their own, such as the snapshots' copying and laggards. `notices` knows the hosts that are to go away; `slow_ranks`
+only watches.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.leaving import Leaving
 from raystate.core.coordinator.memory import Memory
+from raystate.core.coordinator.notices import Notices
 from raystate.core.coordinator.recovery import Restores
 from raystate.core.coordinator.saves import Saves
+from raystate.core.coordinator.slow_ranks import SlowRanks
 from raystate.core.coordinator.snapshots import Snapshots
 from raystate.core.coordinator.tenancy import Presence, presence_of
 from raystate.core.coordinator.withdrawals import Withdrawals
@@ -51,6 +54,7 @@ from raystate.core.formats.questions import DeleteAsked, FlushAsked, Joined, Lea
 from raystate.core.formats.settings import Settings
 
 NO_REST = "the decisions have not come to rest"
+_ERROR_CHARS = 200
 _MAX_ROUNDS = 50  # each round follows from a change of the one before; more would be a loop
 
 
@@ -68,11 +72,13 @@ class Coordinator:
         self.journal = Journal(context)
         self.joins = Joins(context, self.memory, self.journal)
         self.saves = Saves(context, self.memory, self.joins, self.journal)
-        self.snapshots = Snapshots(context, self.memory, self.joins, self.journal, self.saves)
+        self.notices = Notices(context, self.joins)
+        self.snapshots = Snapshots(context, self.memory, self.joins, self.journal, self.saves, self.notices)
         self.withdrawals = Withdrawals(context, self.memory, self.joins, self.journal, self.saves)
         self.recovery = Restores(context, self.snapshots, self.withdrawals)
-        self.agreement = Agreement(context, self.joins, self.journal, self.saves, self.snapshots)
+        self.agreement = Agreement(context, self.joins, self.journal, self.saves, self.snapshots, self.notices)
         self.leaving = Leaving(context, self.memory, self.joins, self.journal, self.saves, self.snapshots)
+        self.slow_ranks = SlowRanks(context, self.joins)
         self.journal.editors = {
             "commit": self.saves,
             "retention": self.saves,
@@ -85,7 +91,7 @@ class Coordinator:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Claimed: self._claim,
             HostDown: self._host_down,
-            HostReported: self.snapshots.reported,
+            HostReported: self._reported,
             Joined: self._joined,
             TrainerExited: self.joins.exited,
             RestoreAsked: self.recovery.asked,
@@ -228,6 +234,7 @@ class Coordinator:
             self.withdrawals.turn()
             self.leaving.turn()
             self.journal.turn()
+            self.slow_ranks.turn()
             if self.leaving.is_finished():
                 return
             self.snapshots.advise()
@@ -265,9 +272,13 @@ class Coordinator:
 
     # ---------------------------------------------------------------- small ones
 
+    def _reported(self, event: HostReported) -> None:
+        self.snapshots.reported(event)
+        self.slow_ranks.reported(event.summary)
+
     def _host_down(self, event: HostDown) -> None:
-        self.agreement.notices.down(event)
         self.snapshots.host_down(event)
+        self.notices.down(event)
 
     def _joined(self, event: Joined) -> None:
         if self.leaving.is_settled and event.group != self.joins.joining.name:
@@ -278,7 +289,7 @@ class Coordinator:
 
     def _stop_asked(self, event: StopAsked) -> None:
         if event.host is not None:
-            self.agreement.notices.leaving(event.host, event)
+            self.notices.leaving(event.host, event)
             return
         group = self.joins.group
         if event.group and (group is None or not group.alive or group.name != event.group or self.leaving.phase != "open"):
@@ -303,6 +314,7 @@ class Coordinator:
                 self._context.log("warning", f"attempt {attempt} has not come back: its process is taken for dead")
                 self.journal.attempt_dead(AttemptDead(attempt=attempt))
 
-    def _tick(self, _: Tick) -> None:
+    def _tick(self, event: Tick) -> None:
+        self._context.storage_error = event.storage_error[:_ERROR_CHARS]
         self._give_up_waiting()
         self.snapshots.tick()

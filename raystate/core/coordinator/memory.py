@@ -29,7 +29,7 @@ class HostView:
     heard_s: float  # when its last report came in
     up_s: float  # since when it is up
     up: bool = True
-    why_down: str = ""  # what it is then, for messages: "down: …", "silent for …"
+    why_down: str = ""  # what it is then, for messages: "down: …", "silent for …", "gone, …"
     incarnation: str = ""
     past: dict[str, int] = field(default_factory=dict[str, int])  # replaced incarnations, each with the newest report number seen
     summary_seq: int = -1
@@ -42,6 +42,7 @@ class HostView:
     sent_s: float = -1e9
     discarded: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
     no_copies: str = ""  # why it can't keep copies for other hosts
+    counts: tuple[tuple[str, float], ...] = ()  # what its incarnation has counted
 
     def rise(self, now_s: float) -> bool:
         """The host has spoken. True if it was down until now."""
@@ -174,6 +175,7 @@ class Memory:
         self.context = context
         self.hosts: dict[HostId, HostView] = {}
         self.views: list[HostView] = []  # the same, in the order in which they came
+        self.machines: dict[HostId, str] = {}  # names of their machines, for people
         self.domains: dict[HostId, str] = {}  # of the hosts that are up: what each is lost together with
         self.moves = 0  # how often these have changed
         self.snaps: dict[SnapshotId, Snap] = {}
@@ -220,6 +222,7 @@ class Memory:
         if view.incarnation:
             view.past[view.incarnation] = view.summary_seq
         view.incarnation = incarnation
+        view.counts = ()
         view.summary_seq = view.past.pop(incarnation, -1)
         view.sent = None
         return True
@@ -279,7 +282,10 @@ class Memory:
         view.proposal_seen = summary.proposal
         view.heard_of = summary.attempt
         view.no_copies = summary.no_copies
+        view.counts = summary.counts or view.counts
         self._lies_in(view.host, summary.domain or view.host)
+        if summary.machine:
+            self.machines[view.host] = summary.machine
         if summary.restore is not None:
             view.discarded = max(view.discarded, summary.restore.stamp)
             # A new Coordinator learns from the hosts what the restores before it have given up.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.coordinator.context import Context, brief, ranks_text
+from raystate.core.coordinator.context import Context, ranks_text
 from raystate.core.coordinator.joins import Joins
 from raystate.core.formats.events import HostDown, StopAsked
 from raystate.core.formats.names import HostId
+from raystate.core.formats.texts import brief
 from raystate.waits import MOMENT_S, OVERDUE_S
 
 
@@ -25,17 +26,38 @@ class Notices:
 
     A host is told of many times, perhaps by several (Ray, the cloud, its own process): its earliest end counts. One that outlives it
     is as good as any other again.
+
+    Attributes:
+        left: those that went away as announced: nothing is wrong with them.
     """
 
     def __init__(self, context: Context, joins: Joins):
         self.context = context
         self.joins = joins
+        self.left: set[HostId] = set()
         self._ends: dict[HostId, _End] = {}
 
     @property
     def hosts(self) -> frozenset[HostId]:
         """Those that are to go away."""
         return frozenset(self._ends)
+
+    def end_of(self, host: HostId) -> tuple[float, str] | None:
+        """(until when it is to be gone, why) of a host that is to go away."""
+        end = self._ends.get(host)
+        return None if end is None else (end.until_s, end.why)
+
+    def went(self, host: HostId) -> str:
+        """The host is not there any more. Gives why it was to go away; "": it was not."""
+        end = self._ends.get(host)
+        if end is None:
+            return ""
+        self.left.add(host)
+        return end.why
+
+    def came(self, host: HostId) -> None:
+        """It is there again."""
+        self.left.discard(host)
 
     def leaving(self, host: HostId, event: StopAsked) -> None:
         """The host is to go away."""

@@ -309,6 +309,8 @@ class Restores:
             advice=(self.context.attempt, self.memory.advice_seq),
         )
         group.restored = settled
+        if self._want is None and choice.in_memory is None:
+            self.snapshots.interval.durable.lost_memory()
         for ask in self._asks.everybody():
             self.context.answer(ask, settled)
         what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"  # which was said

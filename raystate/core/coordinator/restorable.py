@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.coordinator.context import step_text
+from raystate.core.coordinator.context import named, step_text
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.memory import Memory, Snap
 from raystate.core.coordinator.saves import Saves
@@ -90,7 +90,7 @@ class Restorable:
                 # slow storage.
                 return ""
         if journal.publishing:
-            return f"the publication of steps {list(journal.publishing)} ({'; '.join(journal.troubles[-1:]) or 'under way'})"
+            return f"the publication of steps {named([*map(str, journal.publishing)])} ({'; '.join(journal.troubles[-1:]) or 'under way'})"
         if journal.busy or committing:
             return f"the commit of step {job.key.step}" if job is not None else "a log entry"
         return ""

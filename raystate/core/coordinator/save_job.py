@@ -28,6 +28,7 @@ class Job:
     tries: int = 0
     gives_way: bool = False  # its snapshot may be overwritten
     refused: str = ""  # why it may not be committed yet
+    first_s: float = 0.0  # when it was first begun
     # Of the newest try:
     save: SaveId = _NO_SAVE
     started_s: float = 0.0
@@ -45,6 +46,7 @@ class Job:
             by_host.setdefault(snap.home(rank, hosts.get(rank)), []).append(rank)
         self.save, self.phase, self.tries = save, "writing", self.tries + 1
         self.started_s = self.told_s = now_s
+        self.first_s = now_s if self.tries == 1 else self.first_s
         self.waiting, self.moved = set(by_host), {}
         self.orders = tuple(
             Write(host=host, save=save, lineage=snap.lineage, step=snap.step, ranks=tuple(ranks))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from raystate.core.coordinator.context import Context, named, retry_delay_s
+from raystate.core.coordinator.context import Context, named, ranks_text, retry_delay_s
 from raystate.core.coordinator.facts import remember
 from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.journal import Change, Journal, Request, Retirement
@@ -21,11 +21,11 @@ from raystate.core.coordinator.storage_watch import Absence, StorageWatch
 from raystate.core.formats.commands import BuildPackage, Discard
 from raystate.core.formats.entries import LiveStep, LogEntry
 from raystate.core.formats.events import Packaged, Progress, Written
-from raystate.core.formats.names import HostId, SaveId, SnapshotId
+from raystate.core.formats.names import HostId, SaveId, SnapshotId, short
 from raystate.waits import ASKED_AGAIN_S
 
 MAX_TRIES = 3
-GAVE_WAY = "gave way to newer ones: storage is slower than the steps between saves"
+GAVE_WAY = "gave way to newer ones: saves take longer than the steps between them"
 _CAUSE_CHARS = 200
 _REMEMBERED = 256
 
@@ -179,7 +179,7 @@ class Saves:
         gone = [key for key, job in self.jobs.items() if job.phase == "queued" and self.memory.complete(key) is None]
         for key in gone:
             if self.jobs[key].gives_way and any(one.complete and one.order > key.order for one in self.memory.snaps.values()):
-                cause = self.journal.cause[:_CAUSE_CHARS]
+                cause = (self.context.storage_error or self.journal.cause)[:_CAUSE_CHARS]
                 why = f"gave way to newer ones while storage fails: {cause}" if cause else GAVE_WAY
                 self._give_up(key, f"the snapshot of step {key.step} {why}")
             # A host that is down may come back with its piece.
@@ -208,7 +208,7 @@ class Saves:
             # An absent host costs no try: after three the step would be given up.
             # (test_storage_watch.test_a_write_of_an_absent_host_is_no_failure_of_storage)
             what = "is away" if event.away else "could not write"
-            self._fail(job, f"host {event.host} {what}: {event.error}", of_storage=not event.away, counts=not event.away)
+            self._fail(job, f"host {short(event.host)} {what}: {event.error}", of_storage=not event.away, counts=not event.away)
             return
         self.pace.moved()
         job.waiting.discard(event.host)
@@ -316,7 +316,9 @@ class Saves:
             if waited_s >= limit_s and job.phase != "committing":
                 what = "the package is not assembled"
                 if job.phase == "writing":
-                    late = [f"host {order.host} (ranks {list(order.ranks)})" for order in job.orders if order.host in job.waiting]
+                    late = [
+                        f"host {order.host} ({ranks_text(order.ranks, {})})" for order in job.orders if order.host in job.waiting
+                    ]
                     what = f"{named(late)} did not write"
                 self._fail(job, f"{what} within {waited_s:.1f} s", of_storage=True)
             return

@@ -12,6 +12,7 @@ from raystate.core.coordinator.joins import Joins
 from raystate.core.coordinator.journal import Journal
 from raystate.core.coordinator.laggards import Laggards
 from raystate.core.coordinator.memory import HostView, Memory, Snap
+from raystate.core.coordinator.notices import Notices
 from raystate.core.coordinator.saves import Saves
 from raystate.core.formats.declared import Failure
 from raystate.core.formats.events import HostDown, HostReported
@@ -23,14 +24,14 @@ from raystate.waits import RETRY_FIRST_S
 class Snapshots:
     """Takes the hosts' reports, judges each snapshot by them, and advises the hosts."""
 
-    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal, saves: Saves):
+    def __init__(self, context: Context, memory: Memory, joins: Joins, journal: Journal, saves: Saves, notices: Notices):
         self.context = context
         self.memory = memory
         self.joins = joins
         self.journal = journal
         self.saves = saves
         self._laggards = Laggards(context, joins)
-        self.copying = Copying(context, memory, joins)
+        self.copying = Copying(context, memory, joins, notices)
         self.stable = -1  # in the present lineage
         self.dead: set[int] = set()
         self.lost: set[int] = set()  # of these
@@ -58,7 +59,10 @@ class Snapshots:
         self._fall(self.memory.hosts[host], f"not waited for: {why}")
 
     def _fall(self, view: HostView, why: str, *, level: str = "info") -> None:
-        """A host that only says nothing is most often busy: no warning, and it isn't called down."""
+        """A host that only says nothing is most often busy: no warning, and it isn't called down. Nor is one that was to go away."""
+        announced = self.copying.notices.went(view.host)
+        if announced:
+            level, why = "info", f"gone, as announced: {announced}"
         self.context.log(level, f"host {view.host} is {why}")
         self.memory.forget(view, why)
         self.memory.gathering.discard(view.host)
@@ -78,6 +82,7 @@ class Snapshots:
         is_back = view.rise(self.context.now_s)
         if is_back:
             self.context.log("info", f"host {view.host} is back")
+            self.copying.notices.came(view.host)
         if is_new or is_back:
             self._unadvised.append(view)
             self.saves.absence.came(view.host)
@@ -115,8 +120,8 @@ class Snapshots:
             return
         for view, new in moved if group.alive else ():
             self._find_dead(group, view, new)
-        if group.all_seen and moved:
-            words = (word for view, _ in moved for word in view.trainers)
+        if group.alive and group.all_seen and moved:
+            words = [word for view, _ in moved for word in view.trainers if word.lineage == group.lineage]
             self.interval.measured(words, group.seen.values(), group.newest)
         if not group.decided and group.all_seen:
             if not self.memory.gathering and all(seen.newest_step >= 0 for seen in group.seen.values()):

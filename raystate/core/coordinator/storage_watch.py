@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from raystate.core.coordinator.context import Context, named
 from raystate.core.coordinator.group import Group
-from raystate.core.coordinator.journal import Journal
+from raystate.core.coordinator.journal import STILL, Journal
 from raystate.core.coordinator.memory import Memory
 from raystate.core.formats.names import HostId, SnapshotId
 from raystate.core.formats.settings import most_wait_s
@@ -122,8 +122,9 @@ class StorageWatch:
         stands_still = not loads and self._absence.has_waited(max(self._moved_s, logged_s), min(STORAGE_STILL_S, most_s / 2))
         if stands_still or now_s - self._crowded_s >= most_s:
             what = "stands still" if stands_still else "is slow"
-            text = f"storage {what}: until a step is durable, {_steps(waiting)} may give way to new snapshots"
-            self._journal.trouble(text, is_told=False)
+            why = f" ({self._context.storage_error})" if self._context.storage_error else ""
+            text = f"storage {what}{why}: until a step is durable, {_steps(waiting)} may give way to new snapshots"
+            self._journal.trouble(text, cause=STILL if stands_still else "", is_told=False)
 
     def say_if_held_up(self, kept: tuple[SnapshotId, ...], lineage: str, stable: int) -> None:
         """A line for people, if no slot is left for a newer snapshot than the newest stable one."""

@@ -98,6 +98,7 @@ class Log:
     text: str
     step: int = -1  # that it is about; -1: about no single step
     kind: str = ""  # it says why a command of this class was given
+    is_routine: bool = False  # such a line comes with each durable save: no news for those who watch the run
 
 
 Command = Answer | HostOrder | Write | BuildPackage | Append | CarryOut | Discard | Finish | Log

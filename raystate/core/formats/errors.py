@@ -75,7 +75,7 @@ class StorageError(RaystateError):
     """An operation on storage failed after its retries; names the operation and the path."""
 
 
-_NAMED = 8  # steps in a note; more are counted
+_NAMED = 3  # steps in a note; more are counted
 
 GCS_HINTS = {  # HTTP status -> what to do about it
     401: "the credentials are not valid (any more): log in again, or check the service account",
@@ -85,15 +85,17 @@ GCS_HINTS = {  # HTTP status -> what to do about it
 }
 
 
-def lost_steps(errors: tuple[str, ...], *, released: bool = False) -> StorageError | None:
+def lost_steps(errors: tuple[str, ...], *, durable_step: int = -1, released: bool = False) -> StorageError | None:
     """What is said of promised steps that are not durable, each with its reason; None if there are none.
 
     Args:
+        durable_step: the newest that is; -1: not told.
         released: the run has ended: its last step is durable, and another start could not bring these back.
     """
     if not errors:
         return None
-    return StorageError("not durable: " + "; ".join(errors), errors=errors, **({"released": True} if released else {}))
+    more = {"durable_step": durable_step} if durable_step >= 0 else {}
+    return StorageError("not durable: " + "; ".join(errors), errors=errors, **more, **({"released": True} if released else {}))
 
 
 def although_promised(lost: Iterable[str]) -> str:

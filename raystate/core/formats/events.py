@@ -233,7 +233,15 @@ class GivenUp(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick(Event):
-    """Time passed; deadlines are looked at. The shell sends one every 0.1 s or so."""
+    """Time passed; deadlines are looked at. The shell sends one every 0.1 s or so.
+
+    Attributes:
+        counts: to a HostActor, now and then: what its process has counted so far, by name.
+        storage_error: to a Coordinator: why the newest request of its process to storage failed; "": it did not.
+    """
+
+    counts: tuple[tuple[str, float], ...] = ()
+    storage_error: str = ""
 
     def words(self) -> str:
-        return "time has passed"
+        return f"time has passed, and storage fails: {self.storage_error}" if self.storage_error else "time has passed"

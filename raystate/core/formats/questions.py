@@ -25,13 +25,20 @@ class _OfRank(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined(Event):
-    """A rank of a new worker group has constructed its StateManager."""
+    """A rank of a new worker group has constructed its StateManager.
+
+    Attributes:
+        ages: how many seconds ago the start had come so far, by name: "called" (`fit` was: earlier groups may have trained since),
+            "asked" (the launcher wanted this group), "placed" (the worker's process was there), "process" (it had started),
+            "function" (the training function was called), "manager" (the constructor was). Those that are known.
+    """
 
     ask: Ask
     group: str
     rank: int
     world: int
     host: HostId
+    ages: tuple[tuple[str, float], ...] = ()
 
     def words(self) -> str:
         return f"rank {self.rank} of {self.world} joins on host {short(self.host)}"
@@ -57,6 +64,7 @@ class RestoreTried(_OfRank):
         lineage: the one that the rank has asked from, which goes on until the restore is settled.
         mistaken: the step is fine, but the rank's reference does not fit it. The rank raises that,
             and no rank restores the step.
+        requests: to storage that its process has made since the restore before was settled, by kind: see `observe.counted.requests_in`.
     """
 
     step: int
@@ -66,6 +74,7 @@ class RestoreTried(_OfRank):
     damaged: bool = True  # not ok: the bytes are bad (another copy or step is used); False: they could not be reached
     tier: str = ""  # where this rank got its pieces: "memory", "peer", "storage", "source" or "init"
     mistaken: bool = False
+    requests: tuple[tuple[str, float], ...] = ()
 
     def words(self) -> str:
         if not self.ok:

@@ -9,6 +9,9 @@ from raystate.core.formats.declared import Failure
 from raystate.core.formats.names import HostId, SnapshotId
 from raystate.core.formats.orders import Advice, Invalidate, Proposal
 
+# Causes in `TrainerWord.spent`; that of a section is `SECTION` and its name.
+SAVES, RESTORE, COMPILATION, SECTION = "saves", "restore", "compilation", "section:"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
@@ -49,6 +52,14 @@ class TrainerWord:
     stride: int = 1  # steps between its last two calls
     step_s: float = 0.0  # seconds that an undisturbed step takes; 0.0: not known
     snapshot_s: float | None = None  # seconds that a snapshot costs the steps; None: not known
+    save_s: float | None = None  # seconds that a durable save costs them; None: not known
+    # Of this process since it joined, over its lineages, when the word was made. Sums, so that a lost word costs nothing.
+    steps: int = 0  # that it has made
+    lived_s: float = 0.0
+    spent: tuple[tuple[str, float], ...] = ()  # seconds of the training thread that were no steps, by cause; they add up
+    reached: tuple[tuple[int, float], ...] = ()  # (step, CLOCK_MONOTONIC of its node) at a few calls of save() that snapshotted
+    section: str = ""  # the section with a time-out of its own that the training thread is in; "": none
+    section_s: float = 0.0  # that time-out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +76,10 @@ class HostSummary:
     proposal: Proposal | None = None  # the last one it has shown to its trainers: a new Coordinator has to go on with it
     attempt: int | None = None  # newest attempt it has heard of, and whose predecessors it ignores; None: unknown
     domain: str = ""  # what it is lost together with; "": nothing else
+    machine: str = ""  # name of its machine, for people
     no_copies: str = ""  # why it can't keep copies for others; "": it can
+    clock_s: float = 0.0  # CLOCK_MONOTONIC of the node when it reported
+    counts: tuple[tuple[str, float], ...] = ()  # what this incarnation has counted so far, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,14 @@ class Settings:
     run: str
     storage: str
     save_every_s: float | None = None  # time-based saves, decided once for all hosts; None: only the trainers' step rule
+    save_every_steps: int | None = None  # the trainers' step rule: they decide by it, and the status tells it
+    save_measured: bool = False  # no rule says so: save_every_s counts until what a save costs was measured
     save_when_idle: bool = False  # with save_every_s: only while no save is under way, and again as soon as none is
     save_first: bool = False  # the policy wants a first durable step: if the promised one is lost, it is due again
     snapshot_every_steps: int | None = None  # None: as often as save_overhead allows
-    save_overhead: float = 0.03  # share of the training's time that snapshots may cost
+    save_overhead: float = (
+        0.03  # share of the training's time that snapshots and durable saves may cost, where no number fixes them
+    )
     snapshot_slots: int = 3  # per trainer
     replicas: int = 1  # copies of each host's snapshots on other hosts
     copy_timeout_s: float = 30.0  # the copies of one snapshot; then it counts without those that are not there

@@ -55,6 +55,7 @@ class Host:
         report_interval_s: at most one report per interval, unless somebody waits for one.
         heartbeat_s: a report at least so often.
         domain: what the host is lost together with; "": nothing else.
+        machine: name of its machine, for people.
     """
 
     def __init__(
@@ -66,10 +67,13 @@ class Host:
         report_interval_s: float = REPORT_EVERY_S,
         heartbeat_s: float = HEARTBEAT_S,
         domain: str = "",
+        machine: str = "",
     ):
         self.host = host
         self.incarnation = incarnation
         self._domain = domain
+        self._machine = machine
+        self._counts: tuple[tuple[str, float], ...] = ()  # news for the next report
         memory = memory or Remember()
         self._slot_sets = SlotSets(memory.restore)
         self._connections = Connections(host, self._slot_sets)
@@ -94,7 +98,7 @@ class Host:
             HoldEnded: self._hold_ended,
             CopyMeasured: lambda event: self._copies.measured(event, self._advice),
             CopyEnded: self._copy_ended,
-            Tick: lambda _: None,
+            Tick: self._tick,
             Advice: self._advised,
             Invalidate: self._invalidate,
             EndTrainers: self._end_trainers,
@@ -329,12 +333,16 @@ class Host:
 
     # ---------------------------------------------------------------- the report
 
+    def _tick(self, event: Tick) -> None:
+        self._counts = event.counts or self._counts
+
     def _changed(self) -> None:
         self._reports.changed = True
 
     def _report(self) -> None:
         if self._knows_all and self._reports.is_due(self._now_s):
             self._out.append(HostReported(summary=self.summary(self._reports.seq)))
+            self._counts = ()  # once is enough: a record keeps every report, and what gets lost comes again
 
     def summary(self, seq: int) -> HostSummary:
         """The report as of now."""
@@ -350,5 +358,8 @@ class Host:
             proposal=None if advice is None else advice.proposal,
             attempt=self._attempt,
             domain=self._domain,
+            machine=self._machine,
             no_copies=self._copies.no_memory,
+            clock_s=self._now_s,
+            counts=self._counts,
         )

@@ -39,18 +39,20 @@ from raystate.core.formats.messages import (
     Tick,
     Write,
 )
-from raystate.machine.own_time import own_time
-from raystate.observe.ledger import Ledger
+from raystate.machine.counts import counts
+from raystate.machine.own_time import own_time, wall_clock
+from raystate.observe.ledger.ledger import Ledger
 from raystate.observe.observers import Observers
 from raystate.observe.progress import Going
 from raystate.observe.record import Recorder
+from raystate.observe.status import RunStatus
 from raystate.runtime.asks import Asks, Look, Looks
 from raystate.runtime.coordinator.claiming import Claiming
 from raystate.runtime.coordinator.one_storage import Claim
 from raystate.runtime.coordinator.packaging import OrbaxPackager, Packager
 from raystate.runtime.coordinator.storing import Storing, Workers
 from raystate.storage import Storage
-from raystate.waits import AGAIN_S, CRASHED_AGAIN_S
+from raystate.waits import AGAIN_S, ANSWER_S, AT_ONCE_S, CRASHED_AGAIN_S
 
 logger = logging.getLogger("raystate.coordinator")
 
@@ -115,7 +117,7 @@ class CoordinatorLoop:
         packager: Packager | None = None,
         recorder: Recorder | None = None,
         clock: Callable[[], float] = own_time,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = wall_clock,
     ):
         self._settings = settings
         self._clock = clock
@@ -198,9 +200,14 @@ class CoordinatorLoop:
             self._looks.answer_all()
         return found
 
-    def going(self) -> Future[tuple[Going, ...]]:
-        """Saves and restores under way."""
-        return self.look(lambda _, now_s: self.observers.going(now_s))
+    def told(self) -> Future[tuple[RunStatus, tuple[Going, ...]]]:
+        """What the run is doing, without its goodput; and the saves and restores under way."""
+        return self.look(lambda _, now_s: (self.observers.status(now_s), self.observers.going(now_s)))
+
+    def status_to_export(self) -> RunStatus:
+        """With its goodput, for a thread that may wait and compute. TimeoutError: the machine's thread does not answer."""
+        status, _ = self.told().result(ANSWER_S)
+        return self.observers.with_goodput(status)
 
     def _host_failed(self, host: HostId, reason: str) -> None:
         # A HostActor is restarted for ever while its node lives: one that can't be made has lost its node.
@@ -240,7 +247,7 @@ class CoordinatorLoop:
         if self.attempt < 0:
             return self._claim_or_rest(timeout_s)
         if busy := self._clock() >= self._next_tick_s:
-            self._handle(Tick())
+            self._handle(Tick(storage_error=counts.storage_error))
             self._next_tick_s = self._clock() + AGAIN_S  # from its end: else slow ones would leave no time for events
         try:
             event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
@@ -267,7 +274,9 @@ class CoordinatorLoop:
             return
         entry, dead = outcome
         logger.debug("attempt %d on %s", entry.attempt, self._storage.url)
-        self.observers.begin(entry.attempt)
+        self.observers.begin(entry.attempt, self._clock())
+        if self._claiming.restarted:
+            counts.add("recoveries/coordinator/kept")
         self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=dead))
         self._storing.prepare(entry)
 
@@ -294,8 +303,8 @@ class CoordinatorLoop:
                 self._storing.await_part(command, self._hosts.write(command))
             case BuildPackage() | Append() | CarryOut() | Discard():
                 self._storing.carry_out(command)
-            case Log(level=level, text=text):
-                logger.log(getattr(logging, level.upper()), "%s", text)
+            case Log(level=level, text=text, is_routine=is_routine):
+                logger.log(getattr(logging, level.upper()), "%s", text, extra={"is_routine": is_routine})
             case Finish(by_attempt=None, reason=reason):
                 self._finish(reason)
             case Finish():
@@ -339,6 +348,7 @@ class CoordinatorLoop:
         # Made for the refused trainers; others may hold steps that the next attempt needs.
         self._hosts.close_empty()
         self._claiming.take_back()
+        self.ledger.close(AT_ONCE_S)
         self._end(failure.message)
 
     def give_up(self, reason: str) -> None:
@@ -350,9 +360,11 @@ class CoordinatorLoop:
         self._asks.fail_all(Failure(error=StaleAttemptError.__name__, message=text, details={"attempt": self.attempt} | details))
         if hosts_end:
             self._hosts.close_all(remove_arena=True)
+        self.ledger.close(AT_ONCE_S)
         self._end(text)
 
     def _crash(self, on_crash: Callable[[], None]) -> None:
         self._ended.set()
+        self.ledger.close(AT_ONCE_S)
         self.observers.close(timeout_s=1.0)  # the record of the crash is written first
         on_crash()

@@ -29,6 +29,7 @@ from raystate.core.formats.host_messages import (
 )
 from raystate.core.formats.messages import HostId
 from raystate.core.formats.tree import Layout, SlotTable
+from raystate.machine.counts import counts
 from raystate.machine.own_time import own_time
 from raystate.machine.priority import give_way
 from raystate.runtime.parts import PieceHead
@@ -101,6 +102,7 @@ class Copier:
         elif command.address is not None:
             assert transfer.slot is not None and transfer.head is not None
             transfer.slot.commit(transfer.head.content, transfer.head.table)
+            counts.add("copied_bytes/peer", transfer.head.content.nbytes)
         else:
             logger.debug("no copy of step %d: %s", transfer.order.snapshot.step, command.reason)
 

@@ -24,6 +24,7 @@ from raystate.core.formats.host_messages import (
     FetchCopy,
     FillCopy,
     Hold,
+    HoldEnded,
     HostCommand,
     HostEvent,
     Kill,
@@ -39,6 +40,7 @@ from raystate.runtime.host import stacks
 from raystate.runtime.host.allotting import Allotting
 from raystate.runtime.host.callers import Callers
 from raystate.runtime.host.copying import Copier, Peers
+from raystate.runtime.host.counting import Counting
 from raystate.runtime.host.doorbell import Hello
 from raystate.runtime.host.serving import Serving
 from raystate.runtime.host.slot_store import SlotStore
@@ -64,6 +66,7 @@ class HostLoop:
         writers: what runs the writes; None: threads of its own, which give way to training.
         peers: the other HostActors; None: copies can't be made.
         domain: what the host is lost together with; "": nothing else.
+        machine: name of its machine, for people.
         kill: ends a trainer, called with (pid, rank); None: SIGKILL.
         vanished: somebody has removed that file of the arena: begin anew, with another loop. Called once; it must not block.
         clock: monotonic seconds.
@@ -82,6 +85,7 @@ class HostLoop:
         tell: Callable[[Event], None],
         peers: Peers | None = None,
         domain: str = "",
+        machine: str = "",
         writers: Executor | None = None,
         kill: Callable[[int, int], None] | None = None,
         vanished: Callable[[Path], None] = lambda _: None,
@@ -93,7 +97,7 @@ class HostLoop:
         self._clock = clock
         self._lock = arena.guard
         self._store = SlotStore(arena)
-        self._machine = Host(host, incarnation, self._store.recall(), domain=domain)
+        self._machine = Host(host, incarnation, self._store.recall(), domain=domain, machine=machine)
         self._copier = Copier(arena, peers, self._order, self._store.found, self._lock)
         self._allotting = Allotting(arena, self._store, self._machine, self._feed, self._lock)
         self.serving = Serving(host, arena, self._store, self._lock, self._feed)
@@ -101,6 +105,7 @@ class HostLoop:
         self._writes = Writes(storage, arena, self._store, self._machine, self._order, self._share, writers, self._lock)
         self._callers = Callers(arena.path, self.meet, self.part)
         self._upkeep = Upkeep(arena, self._store, self._callers.door, vanished, clock)
+        self._counting = Counting(arena, clock)
         self._stopping = False
         self._thread: threading.Thread | None = None
         for held in arena.sets:
@@ -148,7 +153,7 @@ class HostLoop:
             if unlocked is not None:
                 self._feed(unlocked)
         self._upkeep.tidy()
-        self._feed(Tick())
+        self._feed(Tick(counts=self._counting.news()))
         self._share.turn()
 
     # ------------------------------------------------------------ trainers: by the doorbell, or by a test
@@ -219,6 +224,8 @@ class HostLoop:
 
     def _order(self, event: HostEvent) -> None:
         with self._lock:
+            if isinstance(event, HoldEnded):
+                self._feed(Tick(counts=self._counting.news(at_once=True)))  # what a save took: a run may end with it
             self._feed(event)
         self._callers.wake()
 

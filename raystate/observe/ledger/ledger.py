@@ -2,80 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
-import math
 import threading
-import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 from raystate.core.coordinator.facts import remember
 from raystate.core.coordinator.group import Group
 from raystate.core.coordinator.machine import Coordinator
-from raystate.core.formats.errors import RaystateError
-from raystate.core.formats.messages import Event, Intent, RestoreSettled, TrainerExited, group_of
+from raystate.core.formats.messages import Event, HostId, Intent, RestoreSettled, Tick, TrainerExited, group_of
 from raystate.core.formats.texts import counted
+from raystate.machine.counts import counts
+from raystate.machine.own_time import wall_clock
 from raystate.machine.priority import WORK_NICENESS, niceness
-from raystate.machine.threads import map_in_threads
-from raystate.observe.ends import End, Ends, Told, cause_of
+from raystate.observe.ends import End, Ends, Told, cause_of, first_to_fail, kind_of
+from raystate.observe.ledger.happenings import Happenings
+from raystate.observe.ledger.lines import Line, LoggedRecovery, LoggedSave, Noted, Noticed, RunLeft, Sampled, line_of
+from raystate.observe.ledger.requests import Requests
+from raystate.observe.ledger.slow_ranks import SlowLines
+from raystate.observe.ledger.troubles import TroubleLines
+from raystate.observe.ledger.writer import LedgerWriter
+from raystate.observe.running_goodput import RunningGoodput
 from raystate.storage import Storage
 from raystate.waits import GOODBYE_S
 
 logger = logging.getLogger("raystate.coordinator")
 
-EVENTS = ".raystate/events"
+_MOST_NEWS = 1000  # that listeners may ask for; the ledger itself has all
 REMEMBERED_GROUPS = 8  # older ones are no news any more
 MANY_REPEATED = 5  # steps; of one restart
 OF_A_NICE_RAY = "this Ray runs its workers at niceness {}; start it with RAY_worker_niceness=0"
-_READERS = 16  # objects at a time
-_SAVE = "save-"  # in the names of what is noted of saves
-_TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedRecovery:
-    """One restart of the trainers. `seconds`: from the news of the end that led to it to the first new step, to the restore if no step
-    was left to do, or to its own end."""
-
-    attempt: int
-    group: str  # the start of the worker group that it led to
-    cause: str
-    step: int  # the step it went on from; -1: it ended before that was settled
-    tier: str  # "memory", "peer", "storage", …; "": as with the step
-    seconds: float
-    steps_repeated: int
-    back: bool = True  # False: its trainers ended before they had made a new step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedSave:
-    """One durable save. `seconds`: from the first order to write it to its publication."""
-
-    attempt: int
-    step: int
-    save: str
-    seconds: float
-
-
-_Noted = TypeVar("_Noted", LoggedRecovery, LoggedSave)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerContent:
-    """What was found of a run's ledger.
-
-    Attributes:
-        recoveries: (when its first new step was there, or when it ended, wall clock; the recovery), oldest first.
-        saves: by save id.
-        damaged: names of what can't be read.
-    """
-
-    recoveries: tuple[tuple[float, LoggedRecovery], ...] = ()
-    saves: Mapping[str, LoggedSave] = field(default_factory=dict[str, LoggedSave])
-    damaged: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +54,7 @@ class _Past:
     has_joined: bool = False  # False: only its launcher has told of it
     has_begun: bool = False  # its end has begun a recovery
     ends: Ends = field(default_factory=Ends)  # how its trainers ended
+    hosts: Mapping[int, HostId] = field(default_factory=dict[int, HostId])  # of its ranks
 
 
 class Ledger:
@@ -104,20 +62,34 @@ class Ledger:
 
     Attributes:
         lock: for readers on other threads than the Coordinator's, which writes it.
+        goodput: of this attempt; for other threads, too.
     """
 
     def __init__(self, storage: Storage, machine: Coordinator):
-        self._storage = storage
+        self._writer = LedgerWriter(storage)
         self._machine = machine
+        self._happenings = Happenings(machine, self._note, lambda group: self._past(group).ends)
+        self._slow = SlowLines(machine, self._note)
+        self._troubles = TroubleLines(machine, self._note)
+        self._requests = Requests(machine)
         self.lock = threading.RLock()
         self._attempt = -1
         self._pasts: dict[str, _Past] = {}  # by worker group
         self._open: _OpenRecovery | None = None
-        self._writing: list[threading.Thread] = []
-        self.recoveries: list[LoggedRecovery] = []
+        self._lines = 0  # of this attempt
+        self._restarts = 0  # of this attempt
+        self._news: deque[Noted] = deque(maxlen=_MOST_NEWS)
+        self.goodput = RunningGoodput()
 
     def begin(self, attempt: int) -> None:
         self._attempt = attempt
+        self._writer.begin(attempt)
+
+    @property
+    def restarts(self) -> int | None:
+        """Of the trainers, in all attempts; None: those of the earlier ones have not been counted yet."""
+        earlier = self._writer.earlier_restarts
+        return None if earlier is None else earlier + self._restarts
 
     # ------------------------------------------------------------ who has ended
 
@@ -179,10 +151,15 @@ class Ledger:
         with self.lock:
             if isinstance(event, TrainerExited) and not event.clean:
                 self._exited(event)
+            self._requests.look(event)
             if joins.ended and self._machine.leaving.phase == "open":  # trainers that left for good have no successors
                 self._ended(next(reversed(joins.ended)), now_s)
             if joins.group is not None and joins.group.alive:
                 self._goes_on(joins.group, now_s)
+            self._happenings.look(event, now_s)
+            self._troubles.look()
+            if isinstance(event, Tick):
+                self._slow.look()
 
     def _ended(self, group: str, now_s: float) -> None:
         """A recovery begins. If a restart had led to this group, it has failed, and the next one counts from here."""
@@ -200,6 +177,7 @@ class Ledger:
         """A recovery ends with the first new step of the next worker group."""
         past, before, restored = self._joined(group.name), self._open, group.restored
         past.newest = max(past.newest, group.newest)
+        past.hosts = group.hosts
         if before is None or past.has_begun:
             return
         if before.restored != restored:
@@ -226,7 +204,8 @@ class Ledger:
             steps_repeated=max(0, ended.newest - step) if back else 0,
             back=back,
         )
-        self.recoveries.append(recovery)
+        self._restarts += 1
+        counts.add(f"recoveries/{self._kind(past)}/{recovery.tier or 'none'}")
         if back:
             logger.info(
                 "%s; step %d from %s, %s repeated, %.1f s",
@@ -237,73 +216,51 @@ class Ledger:
                 logger.info("steps are repeated where other programs fill the cores: %s", OF_A_NICE_RAY.format(niceness()))
         else:
             logger.info("%s; the next group ended before a new step, after %.1f s", recovery.cause, recovery.seconds)
-        self._note("recovery", f"{len(self.recoveries):04d}", recovery)
+        self._note(recovery)
+
+    def _kind(self, past: _Past | None) -> str:
+        """What ended a group, in one word of a few: its metric has a row for each."""
+        if past is None:
+            return "unknown"
+        ends, is_all = past.ends.in_order, not past.has_joined
+        first = first_to_fail(ends, is_all=is_all)
+        host = None if first is None else past.hosts.get(first.rank)
+        view = None if host is None else self._machine.memory.hosts.get(host)
+        return "host" if view is not None and not view.up else kind_of(ends, is_all=is_all)
 
     def saved(self, intent: Intent, since_s: float | None, now_s: float) -> None:
         """A step is durable, whose save was under way since then. Of an earlier attempt's save it isn't known when it began."""
-        if since_s is not None and intent.attempt == self._attempt:
-            one = LoggedSave(attempt=self._attempt, step=intent.step, save=str(intent.save), seconds=round(now_s - since_s, 3))
-            self._note("save", f"{_SAVE}{intent.save}", one)
+        if since_s is None or intent.save is None or intent.attempt != self._attempt:
+            return
+        with self.lock:
+            counts.took("durable_seconds", now_s - since_s)
+            written_s, nbytes = self._happenings.written(intent.save)
+            self._note(
+                LoggedSave(
+                    attempt=self._attempt,
+                    step=intent.step,
+                    save=intent.save,
+                    seconds=round(now_s - since_s, 3),
+                    writing_s=0.0 if written_s is None else max(0.0, written_s - since_s),
+                    nbytes=nbytes,
+                )
+            )
 
-    def _note(self, kind: str, name: str, what: LoggedRecovery | LoggedSave) -> None:
-        """On a thread of its own: a slow storage must not delay the Coordinator, and no call waits
-        for a report."""
-        data = json.dumps({"kind": kind, "time_s": time.time(), **dataclasses.asdict(what)}).encode()
-        arguments = (f"{EVENTS}/{self._attempt:06d}-{name}.json", data)
-        thread = threading.Thread(target=self._write, args=arguments, name="raystate-ledger", daemon=True)
-        self._writing = [*(one for one in self._writing if one.is_alive()), thread]
-        thread.start()
+    def _note(self, what: Line) -> None:
+        if isinstance(what, Sampled | RunLeft):
+            what = replace(what, requests=self._requests.sums())
+        self._lines += 1
+        noted = Noted(self._attempt, self._lines, wall_clock(), what)
+        self._writer.note(line_of(noted))
+        self.goodput.note(noted)
+        if isinstance(what, LoggedSave | LoggedRecovery | Noticed):
+            self._news.append(noted)
 
-    def close(self) -> None:
+    def news(self, after: tuple[int, int]) -> tuple[Noted, ...]:
+        """Durable steps, restarts and notices of this attempt, with a place after this (attempt, number). For other threads."""
+        with self.lock:
+            return tuple(one for one in self._news if (one.attempt, one.n) > after)
+
+    def close(self, timeout_s: float = GOODBYE_S) -> None:
         """Wait a moment for what is being written: the process ends now."""
-        deadline_s = time.monotonic() + GOODBYE_S
-        for thread in self._writing:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-
-    def _write(self, name: str, data: bytes) -> None:
-        try:
-            self._storage.create(name, data)
-        except RaystateError as error:
-            logger.warning("the ledger could not be written: %s", error)
-
-
-def read_ledger(storage: Storage, *, saves: bool = True) -> LedgerContent:
-    """All that the ledger of a run holds; without the saves, of which there may be many, unless
-    `saves`."""
-    names = sorted(info.name for info in storage.list(EVENTS) if saves or f"-{_SAVE}" not in info.name)
-    recoveries: list[tuple[float, LoggedRecovery]] = []
-    found: dict[str, LoggedSave] = {}
-    damaged: list[str] = []
-    read = map_in_threads(storage.read, names, threads=_READERS, name="raystate-ledger")
-    for name, data in zip(names, read, strict=True):
-        try:
-            raw = json.loads(data)
-            if raw["kind"] == "recovery":
-                recoveries.append((_finite(raw["time_s"]), _made(LoggedRecovery, raw)))
-            elif raw["kind"] == "save":
-                save = _made(LoggedSave, raw)
-                found[save.save] = save
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            logger.warning("%s can't be read and is left out: %s", name, error)
-            damaged.append(name)
-    return LedgerContent(recoveries=tuple(recoveries), saves=found, damaged=tuple(damaged))
-
-
-def _made(kind: type[_Noted], raw: Mapping[str, Any]) -> _Noted:
-    """Raises KeyError, ValueError, OverflowError: it is not what was written."""
-    fields = dataclasses.fields(kind)
-    made = kind(**{one.name: raw[one.name] for one in fields})
-    for one in fields:
-        value, wanted = getattr(made, one.name), _TYPES[str(one.type)]
-        if not isinstance(value, wanted) or isinstance(value, bool) != (one.type == "bool"):
-            raise ValueError(f"{one.name} is no {one.type}")
-        if one.type == "float":
-            _finite(value)
-    return made
-
-
-def _finite(value: float) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is no number of seconds")
-    return number
+        self._writer.close(timeout_s)
