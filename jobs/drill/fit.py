@@ -33,8 +33,10 @@ class Fit:
         workers = (FEWEST, RANKS) if elastic else RANKS
         self.error: BaseException | None = None
         self.result: Any = None
+        self.took_s = 0.0  # from its call to its return
 
         def run() -> None:
+            began_s = time.monotonic()
             try:
                 self.result = raystate.fit(
                     training.train,
@@ -55,6 +57,7 @@ class Fit:
                 )
             except BaseException as error:
                 self.error = error
+            self.took_s = time.monotonic() - began_s
 
         self.thread = threading.Thread(target=run, name="fit", daemon=True)
         self.thread.start()

@@ -37,7 +37,8 @@ class Outcome:
     """One fault, and what followed.
 
     Attributes:
-        kind, aim, target: what was struck.
+        kind, aim, target: what was struck; `node` and `rank`, if it has one.
+        struck_s, over_s: when, and by when it was safe again; seconds since 1970, by the driver's clock.
         before: what was known just before.
         start: the step that a new worker group went on from; None: none had to start.
         tier: where that step came from.
@@ -53,6 +54,10 @@ class Outcome:
     aim: str
     target: str
     before: Before
+    node: str = ""
+    rank: int = NONE
+    struck_s: float = 0.0
+    over_s: float = 0.0
     start: int | None = None
     tier: str = ""
     reached: int = NONE
@@ -199,6 +204,7 @@ class Report:
         steps: of the run.
         took_s: from the first fault to the end of the last.
         unasked: restarts that no fault explains.
+        fit_s: from the call of `fit` to its return, by the driver's clock.
         not_durable: promised steps that storage never got, as the end of the run has named them, and why. No broken promise: where
             storage fails or is too slow, the contract is that an error names them.
     """
@@ -215,6 +221,7 @@ class Report:
     unasked: int
     same_order: bool | None = None
     not_durable: tuple[str, ...] = ()
+    fit_s: float = 0.0
 
     @property
     def recovered(self) -> int:
@@ -251,6 +258,7 @@ class Report:
             "left_out": self.left_out,
             "unasked_restarts": self.unasked,
             "not_durable": list(self.not_durable),
+            "fit_s": self.fit_s,
             "by_kind": table(rows(self.outcomes, lambda one: one.kind, kinds)),
             "by_phase": table(rows(self.outcomes, lambda one: one.before.phase, phases)),
             "each": [outcome.facts() for outcome in self.outcomes],

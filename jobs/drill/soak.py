@@ -123,6 +123,7 @@ class Soak:
             took_s=self._took_s,
             unasked=self._unasked,
             not_durable=self._not_durable,
+            fit_s=self._fit.took_s,
         )
 
     def _config(self, storage: str, run: str) -> raystate.StateConfig:
@@ -179,7 +180,7 @@ class Soak:
         sizes = self._watch.sizes()
         strike, before = self._aim(fault)
         why = "its target was not found" if strike is None else why_not_counted(before, self._struck_at)
-        began_s = time.monotonic()
+        began_s, struck_s = time.monotonic(), time.time()
         old = {event["trainer"] for event in self._watch.events if event["event"] == "start"}
         if strike is None or why or not strike.begin():
             self._not_counted.append(f"fault {fault.number} ({fault.kind.name}): {why or 'its target was not alive'}")
@@ -187,7 +188,16 @@ class Soak:
             self._wait(lambda: self._watch.newest > before.trained, "new step")
             return
         self._struck_at = before.trained
-        outcome = Outcome(number=fault.number, kind=fault.kind.name, aim=fault.aim, target=strike.target, before=before)
+        outcome = Outcome(
+            number=fault.number,
+            kind=fault.kind.name,
+            aim=fault.aim,
+            target=strike.target,
+            before=before,
+            node=strike.node,
+            rank=fault.rank,
+            struck_s=struck_s,
+        )
         self._outcomes.append(outcome)
         ended = threading.Event()
         if strike.hold_s:
@@ -199,6 +209,7 @@ class Soak:
             self._recover(fault, strike, outcome, began_s, old, ended)
         finally:
             ended.wait(strike.hold_s + 1.0)
+            outcome.over_s = time.time()
             self._unasked += outcome.note_sizes(sizes, self._watch.sizes(), also=fault.aim == RECOVERING)
         self._say_outcome(outcome)
 

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from jobs.striking import kill_family
+from raystate.observe.ledger.reader import read_ledger
+from raystate.storage import open_storage
 from tests.cluster.training import REPO
 from tests.patience import PATIENCE_S
+from tests.record.accounting import account, struck
 
 SEED = os.environ["RAYSTATE_SEED"]  # drawn by tests/conftest.py, which prints it
 FIXED = "trainer,host,coordinator,node,drain,outage,stall,stop-trainer,stop-host,stop-coordinator,stop-node,clock"
@@ -50,8 +53,12 @@ def test_a_short_drill(ray_cluster: Any, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_drill_of_every_kind(tmp_path: Path) -> None:
-    """On a cluster of the drill's own."""
-    assert drill(tmp_path, FIXED)["bit_equal"] is True
+    """On a cluster of the drill's own. The ledger has a cause for each second, and each fault with its own."""
+    found = drill(tmp_path, FIXED, "--keep", str(tmp_path / "kept"))
+    assert found["bit_equal"] is True
+    (storage,) = (tmp_path / "kept").glob("*/storage/run")
+    accounting = account(read_ledger(open_storage(str(storage))).lines, map(struck, found["each"]), found["fit_s"])
+    assert accounting.problems() == [], accounting
 
 
 @pytest.mark.long
