@@ -59,6 +59,7 @@ demo: $(or $(wildcard $(STAMP)),$(SMALL_STAMP))
 
 # Each room, and a kill on Ray: what is wrong shows here first, in five minutes. What has the mark `more` takes long, or shows little more.
 test: $(STAMP)
+	.ci/debian chromium
 	$(PYTEST) $(ONE_CORE) -m 'not more' tests/core $(FIRST) tests/model $(ARGS)
 	$(PYTEST) $(BY_FILE) -m 'not more' $(REST) $(ARGS)
 

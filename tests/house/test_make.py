@@ -106,6 +106,9 @@ def test_what_a_target_runs_is_there(target: str, tmp_path: Path):
     run = commands(target, tmp_path)
     assert run
     for program, *arguments in run:
+        if program == ".ci/debian":
+            assert os.access(ROOT / program, os.X_OK) and len(arguments) == 1
+            continue
         assert program.startswith(".venv/bin/"), program
         if program == ".venv/bin/python":
             assert arguments[0] == "-m"
