@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from raystate.cli.bars import wait_progress
-from raystate.cli.console import JsonOption, count, out, print_json, size
-from raystate.core.coordinator.context import step_text
-from raystate.core.formats.errors import ConfigError, StepNotFoundError
+from raystate.cli.console import JsonOption, out, print_json, progress_out
+from raystate.cli.status_stored import StoredRun, stored_block, stored_run
+from raystate.cli.status_view import run_block
+from raystate.core.formats.errors import ConfigError, RaystateError, StepNotFoundError
 from raystate.observe.metrics import samples
-from raystate.observe.status import HostStatus
+from raystate.observe.status import RunReport
 from raystate.storage.url import canonical_url
-
-if TYPE_CHECKING:  # it loads Ray
-    from raystate.actors.reporting import RunReport
+from raystate.waits import LOOK_EVERY_S
 
 
 def status(
@@ -28,47 +27,87 @@ def status(
         str | None, typer.Argument(metavar="[RUN]", help="only the run on this storage, or of this name", show_default=False)
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="only runs of this name")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="show it again and again, until Ctrl-C")] = False,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=0.2, max=3600, help="with --watch: seconds between two refreshes")
+    ] = LOOK_EVERY_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what the runs of a Ray cluster are doing: their newest steps, saves under way, and what each host holds.
+    """Show what the runs of a Ray cluster are doing: whether they are safe now, their newest steps, saves under way, and each host.
 
-    It asks the cluster of RAY_ADDRESS, or the one that runs on this machine, and changes nothing. raystate ls shows what lies in
-    storage, also when no run is alive.
+    It asks the cluster of RAY_ADDRESS, or the one that runs on this machine, and changes nothing. Without a cluster, or for a run
+    that is not on it, it says what the run's storage knows.
 
     \b
     Examples:
       raystate status                        all runs of the cluster
       raystate status gs://bucket/lm         one of them, by its storage
-      raystate status lm                     or by its name
+      raystate status lm --watch             or by its name, again and again
       RAY_ADDRESS=head:6379 raystate status --json
     """
     where = canonical_url(which) if which is not None else None
-    with wait_progress("asking the Ray cluster", quiet=as_json):
-        address = join_ray()
-        from raystate.actors.reporting import run_reports
 
-        reports = run_reports()
-    chosen = [one for one in reports if (where in (None, one.storage) or which == one.run) and run in (None, one.run)]
-    if as_json:
-        print_json({"cluster": address, "runs": [_values(one) for one in chosen]})
+    def chosen(reports: Sequence[RunReport]) -> list[RunReport]:
+        return [one for one in reports if (where in (None, one.storage) or which == one.run) and run in (None, one.run)]
+
+    if watch:
+        _watch(which, chosen, every, as_json=as_json)
         return
-    if not chosen and (where is not None or run is not None):
+    try:
+        with wait_progress("asking the Ray cluster", quiet=as_json):
+            address = join_ray()
+            from raystate.actors.reporting import run_reports
+
+            reports = run_reports()
+    except ConfigError as error:
+        if which is None or run is not None or (found := _look_for(which)) is None:
+            raise
+        _show_stored(found, error.message, as_json=as_json)
+        return
+    found_here = chosen(reports)
+    if not found_here and which is not None and run is None and (found := _look_for(which)) is not None:
+        _show_stored(found, f"no run on the Ray cluster at {address} uses it", as_json=as_json, cluster=address)
+        return
+    if as_json:
+        print_json({"cluster": address, "runs": [_values(one) for one in found_here]})
+        return
+    if not found_here and (where is not None or run is not None):
         there = ", ".join(f"{one.run!r} on {one.storage}" for one in reports) or "none"
         what = " ".join(filter(None, [f"{run!r}" if run else "", f"named {which!r} or on {where}" if where else ""]))
         raise StepNotFoundError(f"there is no run {what} on the Ray cluster at {address}; its runs: {there}", path=where)
-    if not chosen:
+    if not found_here:
         out.print(f"no run on the Ray cluster at {address}")
-    for number, report in enumerate(chosen):
+    for number, report in enumerate(found_here):
         if number:
             out.print()
-        if report.problem:
-            out.print(f"[yellow]{escape(report.problem)}[/]")
-            continue
-        out.print(f"[bold]{escape(report.run)}[/]  {escape(report.storage)}")
-        if report.status is None:
-            out.print("waits: another run uses its storage")
-        else:
-            _show(report)
+        out.print(run_block(report, full=True))
+
+
+def _watch(which: str | None, chosen: Callable[[Sequence[RunReport]], list[RunReport]], every_s: float, *, as_json: bool) -> None:
+    from raystate.cli.watching import Screen, watch
+
+    if as_json:
+        raise ConfigError("--watch shows a screen: a script asks raystate status --json again and again", field="watch", got=True)
+    watch(Screen(which, chosen, every_s), every_s)
+
+
+def _look_for(which: str) -> StoredRun | None:
+    """The run as storage knows it; None: not at all, or it can't be read, which is said: that there is no Ray is another matter."""
+    try:
+        return stored_run(which)
+    except RaystateError as error:
+        progress_out.print(f"raystate: {escape(error.message)}", soft_wrap=True)
+        return None
+
+
+def _show_stored(found: StoredRun, why: str, *, as_json: bool, cluster: str | None = None) -> None:
+    """Exit code 1 if something of it is damaged."""
+    if as_json:
+        print_json({"cluster": cluster, "runs": [], "stored": dataclasses.asdict(found)})
+    else:
+        out.print(stored_block(found, why))
+    if found.damaged:
+        raise typer.Exit(1)
 
 
 def join_ray() -> str:
@@ -96,45 +135,3 @@ def join_ray() -> str:
 def _values(report: RunReport) -> dict[str, Any]:
     metrics = samples(report.status) if report.status is not None else ()
     return {**dataclasses.asdict(report), "metrics": [dataclasses.asdict(one) for one in metrics]}
-
-
-def _show(report: RunReport) -> None:
-    run, owner = report.status, report.owner
-    assert run is not None
-    far = {(one.what, one.step): f"; {text}" for one in report.going if (text := one.text())}
-    if run.end != "open":
-        out.print(f"ends: {run.end}")
-    elif run.recovery != "idle":
-        restoring = "".join(text for (what, _), text in far.items() if what == "restoring")
-        out.print(f"restores: {run.recovery}{restoring}")
-    elif run.training:
-        whose = f": Ray job {owner.job_id}, pid {owner.pid} on node {owner.node[:8]}" if owner is not None else ""
-        out.print(f"trains on {count(run.world or 0, 'rank')}{whose}")
-    else:
-        out.print("no trainer is there; the run goes on from the newest step that is in memory or durable when a trainer joins")
-    every = {0: "only of steps that become durable", 1: "every step"}.get(run.snapshot_every, f"every {run.snapshot_every} steps")
-    out.print(
-        f"newest steps: {step_text(run.newest_step)} trained, {step_text(run.memory_step)} in memory, {step_text(run.durable_step)} durable"
-    )
-    costs = ""
-    if run.step_s and run.snapshot_s is not None:
-        costs = f": it costs {run.snapshot_s * 1e3:.3g} ms, and a step takes {run.step_s * 1e3:.3g} ms"
-    out.print(f"a snapshot {every}{costs}")
-    for save in run.saves:
-        tries = f", try {save.tries}" if save.tries > 1 else ""
-        out.print(f"saving step {save.step}: {save.phase} for {save.since_s:.1f} s{tries}{far.get(('saving', save.step), '')}")
-    table = Table(box=None, pad_edge=False, show_edge=False)
-    for name in ("host", "ranks", "steps in memory", "", "heard of"):
-        table.add_column(name, justify="left")
-    for host in run.hosts:
-        table.add_row(host.host[:8], _numbers(host.ranks), _numbers(host.steps), size(host.nbytes), _heard(host))
-    if run.hosts:
-        out.print(table)
-
-
-def _numbers(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers)) or "-"
-
-
-def _heard(host: HostStatus) -> str:
-    return f"{host.silent_s:.1f} s ago" if host.up else f"[red]{escape(host.why_down)}[/]"

@@ -183,6 +183,36 @@ def test_sixty_steps_of_two_workers_and_a_death(tmp_path: Path) -> None:
     assert table.split()[0] == "start" and "the process of rank 1 died" in row
 
 
+CALM_FIT = """
+import sys
+import jax.numpy as jnp, raystate
+
+def train(config):
+    with raystate.StateManager() as manager:
+        restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
+        for step in range(restored.step, 20):
+            manager.save(step + 1, restored.state)
+
+config = raystate.StateConfig(storage=sys.argv[1] + "/run", run="lr-0.003", save_every_steps=10)
+raystate.fit(train, config, num_workers=1)
+"""
+
+
+@pytest.mark.more
+def test_a_calm_fit_says_one_line_for_each_thing_that_happens(tmp_path: Path) -> None:
+    lines = terminal_of(CALM_FIT, tmp_path)
+    events = (
+        "this Ray was started",
+        "1 worker will start",
+        "begins without a step",
+        "step 10 is durable",
+        "step 20 is durable",
+        "finished",
+    )
+    assert len(lines) == len(events), lines
+    assert all(any(event in line for line in lines) for event in events)
+
+
 @pytest.mark.more
 def test_a_plain_script_says_little_and_says_where_its_state_is_from(tmp_path: Path) -> None:
     """No step but its last is durable: what is shown is its start."""

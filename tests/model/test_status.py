@@ -7,6 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from raystate.core.coordinator.machine import Coordinator
+from raystate.observe.pace import Pace
 from raystate.observe.status import RunStatus, status_of
 from tests.model.world import Rank, World
 
@@ -18,6 +19,9 @@ def test_a_look_that_fails_or_is_not_waited_for():
     found: list[RunStatus] = []
     errors: list[BaseException | None] = []
 
+    def shown(machine: Coordinator, now_s: float) -> RunStatus:
+        return status_of(machine, now_s, Pace())
+
     def fails(machine: Coordinator, now_s: float) -> None:
         raise ZeroDivisionError
 
@@ -25,14 +29,14 @@ def test_a_look_that_fails_or_is_not_waited_for():
         manager = rank.begin(STATE)
         coordinator = world.coordinator
         assert coordinator is not None
-        assert coordinator.look(status_of).cancel()
-        failing, good = coordinator.look(fails), coordinator.look(status_of)
+        assert coordinator.look(shown).cancel()
+        failing, good = coordinator.look(fails), coordinator.look(shown)
         manager.save(1, STATE)
         manager.wait_until_finished()
         errors.append(failing.exception(0))
         found.append(good.result(0))
         assert world.coordinator is coordinator and not coordinator.ended, "it goes on"
-        found.append(_later(coordinator.look(status_of), rank))
+        found.append(_later(coordinator.look(shown), rank))
         manager.close()
 
     world.play_all(script)
