@@ -103,9 +103,9 @@ def what_followed(run: Run, kill: Kill) -> tuple[float, int, int] | None:
 
 def tier_of(run: Run) -> str:
     """Where the trainer came back from, as the run itself has written it down."""
-    events = sorted((epath.Path(run.storage) / ".raystate" / "events").iterdir())
-    recoveries = [json.loads(path.read_text()) for path in events]
-    return next((one["tier"] for one in recoveries if one.get("kind") == "recovery" and one["back"]), "?")
+    batches = sorted((epath.Path(run.storage) / ".raystate" / "events").iterdir())
+    lines = [json.loads(line) for path in batches for line in path.read_text().splitlines()]
+    return next((one["tier"] for one in lines if one.get("kind") == "recovery" and one["back"]), "?")
 
 
 class Demo:
@@ -251,12 +251,13 @@ def show(view: View, calm: Run, rough: Run, kills: list[Kill], *, full: bool) ->
 
 
 def write_report(run: Run) -> None:
-    """The run's story on one page: `raystate report`."""
+    """The run's story on one page, and its numbers beside it: `raystate report`."""
     REPORT.parent.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "raystate", "report", run.storage, "-o", str(REPORT)]
+    command = [sys.executable, "-m", "raystate", "report", run.storage, "-o", str(REPORT), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
     if done.returncode:
         raise DemoFailed(f"raystate report failed:\n{done.stderr[-2000:]}")
+    REPORT.with_suffix(".json").write_text(done.stdout)
 
 
 def _is_ours(path: Path, *runs: Run) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,10 +11,15 @@ from typing import Any
 
 from rich.progress import Progress
 
+from raystate.cli.report_life import Life, Start, life_of
+from raystate.core.coordinator.context import named
 from raystate.inspection.history import PastStep, RunHistory, read_history
 from raystate.inspection.listing import StepSummary, beside, given_up, summaries
 from raystate.inspection.places import Checkpoints
-from raystate.observe.ledger import LedgerContent, LoggedRecovery, read_ledger
+from raystate.observe.goodput import Goodput, goodput
+from raystate.observe.ledger.lines import LoggedRecovery, LoggedSave
+from raystate.observe.ledger.reader import LedgerContent, read_ledger
+from raystate.observe.timeline import Timeline, timeline_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,36 +29,16 @@ class ReportedSave:
     Attributes:
         past: as the log tells it.
         seconds: from the first order to write it to its publication; None: the ledger does not say.
+        writing_s: of these, until all hosts had written; None: the ledger does not say.
         nbytes: in storage now; None: it is not there any more.
         problem: why it can't be looked at; "": it can.
     """
 
     past: PastStep
     seconds: float | None = None
+    writing_s: float | None = None
     nbytes: int | None = None
     problem: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goodput:
-    """Productive step seconds ÷ wall seconds, of the time for which the log and the ledger answer.
-
-    Attributes:
-        wall_s: from the first to the last durable step of each attempt, summed up. What was before, after and between is not known.
-        recovering_s: of it, from each death to the first new step after it, or to the next death.
-        repeating_s: of it, for steps that were done once more: their number × `step_s`.
-        step_s: seconds of a step, the median over neighbouring durable steps of one lineage; what saves cost is in it.
-    """
-
-    wall_s: float
-    recovering_s: float
-    repeating_s: float
-    step_s: float
-
-    @property
-    def share(self) -> float:
-        """Between 0 and 1."""
-        return (self.wall_s - self.recovering_s - self.repeating_s) / self.wall_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +50,10 @@ class ReportContent:
         history: from the log; None: there is none, as where Orbax alone wrote.
         saves: in the order of their commits.
         recoveries: (wall clock of its first new step, or of its end; recovery), oldest first.
-        goodput: None: too little is known.
+        goodput: where the run's time went; None: no ledger tells.
+        timeline: what `goodput` was made from.
+        life: what happened.
+        left_out: how many objects and lines of the ledger can't be read, or were written by a newer raystate.
         problems: what is damaged, a sentence each.
         notes: what else a reader should know.
     """
@@ -77,9 +63,17 @@ class ReportContent:
     saves: tuple[ReportedSave, ...]
     recoveries: tuple[tuple[float, LoggedRecovery], ...] = ()
     goodput: Goodput | None = None
+    timeline: Timeline | None = None
+    life: Life = field(default_factory=Life)
+    left_out: Mapping[str, int] = field(default_factory=dict[str, int])
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     made_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def restarts(self) -> tuple[Start, ...]:
+        """Starts that followed another group of the same use of the run, oldest first."""
+        return tuple(one for one in self.life.starts if one.why)
 
     def metrics(self) -> Mapping[str, list[tuple[int, float]]]:
         """Name -> (step, value) in the order of the commits; only of what is a number."""
@@ -118,13 +112,21 @@ def gather(storage: str, progress: Progress) -> ReportContent:
     looks = progress.track(summaries(checkpoints, steps), total=len(steps), description="looking at steps")
     found = [one for one in looks if one is not None]
     saves = tuple(_saves(history, ledger, {one.step: one for one in found}))
-    recoveries = tuple(sorted(ledger.recoveries, key=lambda one: one[0]))
+    timeline = timeline_of(ledger.lines)
     return ReportContent(
         url=checkpoints.storage.url,
         history=history,
         saves=saves,
-        recoveries=recoveries,
-        goodput=measure_goodput([one.past for one in saves], recoveries),
+        recoveries=ledger.recoveries,
+        goodput=goodput(timeline) if timeline.end_s > timeline.begin_s else None,
+        timeline=timeline,
+        life=life_of(ledger.lines),
+        left_out={
+            "damaged_objects": ledger.damaged_objects,
+            "damaged_lines": ledger.damaged_lines,
+            "newer_objects": len(ledger.newer),
+            "newer_lines": ledger.newer_lines,
+        },
         problems=tuple(_problems(history, ledger, saves)),
         notes=tuple(_notes(checkpoints, history, saves)),
     )
@@ -132,9 +134,12 @@ def gather(storage: str, progress: Progress) -> ReportContent:
 
 def _saves(history: RunHistory | None, ledger: LedgerContent, found: Mapping[int, StepSummary]) -> Iterable[ReportedSave]:
     told: set[int] = set()
+    by_id = ledger.saves
+    noted_s = {one.what.save: one.t for one in ledger.lines if isinstance(one.what, LoggedSave)}
     for past in history.steps if history is not None else ():
-        logged = ledger.saves.get(past.save or "")
-        seconds = logged.seconds if logged is not None else None
+        logged = by_id.get(past.save or "")
+        if past.save in noted_s:  # the ledger's clocks are brought together; that of a commit may have been set
+            past = dataclasses.replace(past, time_s=noted_s[past.save])
         here = found.get(past.step)
         if here is not None and here.save in (None, past.save):
             told.add(past.step)  # also one that is retired in the log and still there
@@ -144,7 +149,8 @@ def _saves(history: RunHistory | None, ledger: LedgerContent, found: Mapping[int
             past = _with(past, here)
         yield ReportedSave(
             past=past,
-            seconds=seconds,
+            seconds=logged.seconds if logged is not None else None,
+            writing_s=(logged.writing_s or None) if logged is not None else None,
             nbytes=here.nbytes if here is not None else None,
             problem=here.problem if here is not None else "",
         )
@@ -165,8 +171,7 @@ def _problems(history: RunHistory | None, ledger: LedgerContent, saves: Sequence
     if history is not None:
         for name, problem in history.damaged:
             yield f"log: {name}: {problem}. Facts that only this entry holds are missing here"
-        for name in ledger.damaged:
-            yield f"ledger: {name} can't be read and is left out"
+        yield from ledger.left_out
     for save in saves:
         if save.problem:
             yield f"step {save.past.step}: {save.problem}"
@@ -178,35 +183,37 @@ def _notes(checkpoints: Checkpoints, history: RunHistory | None, saves: Sequence
     for save in saves:
         if history is not None and save.past.fate == "live" and save.nbytes is None:
             yield f"Step {save.past.step} is committed in the log and not visible: on its way, or lost; `raystate verify` tells which."
-    for one in (given_up(checkpoints.storage) or {}).values():
-        yield f"save() had promised a step that is not durable. {one[0].upper()}{one[1:]}"
+    if lost := given_up(checkpoints.storage):
+        steps, why = sorted(one.step for one in lost), list(lost.values())[-1]
+        durable = max((save.past.step for save in saves if save.past.fate == "live"), default=-1)
+        is_safe = f", and all of them are older than step {durable}, which is durable" if steps[-1] <= durable else ""
+        yield f"save() had promised steps that are not durable: {named([*map(str, steps)])}{is_safe}. The newest reason: {why}."
     for name in beside(checkpoints):
         yield f"{name} is no complete step: an unfinished save, or a copy that has lost its marker."
 
 
-def measure_goodput(steps: Sequence[PastStep], recoveries: Sequence[tuple[float, LoggedRecovery]]) -> Goodput | None:
-    """From what is known; None if no attempt has two durable steps with a time, or no two neighbours tell how long a step takes."""
-    by_attempt: dict[int, list[tuple[float, PastStep]]] = {}
-    for step in steps:
-        if step.time_s is not None and step.save is not None:
-            by_attempt.setdefault(step.attempt, []).append((step.time_s, step))
-    wall_s = recovering_s = 0.0
-    repeated = 0
-    paces: list[float] = []
-    for attempt, timed in by_attempt.items():
-        timed.sort(key=lambda one: one[0])
-        begin_s, end_s = timed[0][0], timed[-1][0]
-        wall_s += end_s - begin_s
-        for (before_s, before), (after_s, after) in itertools.pairwise(timed):
-            if after.lineage and after.lineage == before.lineage and after.step > before.step:
-                paces.append((after_s - before_s) / (after.step - before.step))
-        for back_s, recovery in recoveries:
-            if recovery.attempt == attempt and begin_s <= back_s <= end_s:
-                recovering_s += back_s - max(begin_s, back_s - max(0.0, recovery.seconds))
-                repeated += max(0, recovery.steps_repeated)
-    if wall_s <= 0 or not paces:
-        return None
-    step_s = statistics.median(paces)
-    recovering_s = min(recovering_s, wall_s)
-    repeating_s = min(repeated * step_s, wall_s - recovering_s)
-    return Goodput(wall_s=wall_s, recovering_s=recovering_s, repeating_s=repeating_s, step_s=step_s)
+def facts_of(report: ReportContent) -> dict[str, Any]:
+    """For scripts: the numbers of the page. Times are seconds since 1970; what is not known is None."""
+    goodput = report.goodput
+    return {
+        "storage": report.url,
+        "run": report.history.run if report.history is not None else None,
+        "wall_s": goodput.wall_s if goodput is not None else None,
+        "goodput": goodput.ratio if goodput is not None else None,
+        "seconds_by_cause": dict(goodput.seconds_by_cause) if goodput is not None else None,
+        "waiting_by_section": dict(goodput.waiting) if goodput is not None else None,
+        "step_s": goodput.step_s if goodput is not None else None,
+        "saves": [
+            {"step": one.past.step, "time_s": one.past.time_s, "fate": one.past.fate}
+            | {"seconds": one.seconds, "writing_s": one.writing_s, "nbytes": one.nbytes}
+            for one in report.saves
+        ],
+        "recoveries": [{"time_s": back_s, **dataclasses.asdict(one)} for back_s, one in report.recoveries],
+        "starts": [dataclasses.asdict(one) for one in report.life.starts],
+        "events": [dataclasses.asdict(one) for one in report.life.moments],
+        "requests": {kind: int(many) for kind, many in report.life.requests.items()} or None,
+        "slow_ranks": [dataclasses.asdict(one) for one in report.life.slow],
+        "left_out": dict(report.left_out),
+        "problems": list(report.problems),
+        "notes": list(report.notes),
+    }

@@ -284,6 +284,7 @@ def test_story_of_a_damaged_record(raystate: Command, ray_tmp: Path) -> None:
         (["gc", "FILE"], "is no run"),
         (["story"], "Missing argument"),
         (["story", "EMPTY", "ten"], "Invalid value"),
+        (["status", "--watch", "--every", "inf"], "Invalid value"),
         (["story", "EMPTY", "10", "--record", "EMPTY"], "give the run's record_dir"),
         (["story", "EMPTY", "10", "--record", "EMPTY/nowhere"], "nowhere, which does not exist"),
         (["polish"], "No such command"),

@@ -14,13 +14,21 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from rich.progress import Progress
 
 import raystate
-from raystate.cli.report_facts import ReportContent, ReportedSave, measure_goodput
+from raystate.cli import report_facts
+from raystate.cli.console import span
+from raystate.cli.report_facts import ReportContent, ReportedSave
+from raystate.cli.report_life import Life, life_of
 from raystate.cli.report_page import Axis, render
+from raystate.core.formats.names import SnapshotId
 from raystate.inspection.history import PastStep, RunHistory, read_history
-from raystate.observe.ledger import EVENTS, LoggedRecovery, read_ledger
+from raystate.observe.goodput import CAUSES
+from raystate.observe.ledger.lines import EVENTS, LoggedRecovery, LoggedSave, Noted, batch_name, batch_of, line_of
+from raystate.observe.ledger.reader import read_ledger
 from raystate.storage import open_storage
+from tests.browser import browser, needs_browser
 from tests.cli.transfers import raystate_command
 from tests.model.world import Rank, World
 from tests.storage.backends import gcs_backend
@@ -106,20 +114,24 @@ def report(capsys: pytest.CaptureFixture[str], storage: object, out: Path, code:
 
 
 def steps_of(page: Page) -> dict[int, list[str]]:
-    return {int(row[0]): row for row in page.rows if len(row) == 7 and row[0].isdigit() and row[5].startswith(("a", "Orbax"))}
+    return {int(row[0]): row for row in page.rows if len(row) == 8 and row[0].isdigit() and row[6].startswith(("a", "Orbax"))}
 
 
 def test_a_run_is_told_on_one_page(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = report(capsys, run, tmp_path / "page.html")
     steps = steps_of(page)
     assert sorted(steps) == [2, 4, 6, 8, 10, 12]
-    assert [step for step, row in steps.items() if row[6] == "kept"] == [12, 10, 8]
-    assert all("removed: " in steps[step][6] and steps[step][3] == "-" for step in (2, 4, 6))
+    assert [step for step, row in steps.items() if row[7] == "kept"] == [12, 10, 8]
+    assert all("removed: " in steps[step][7] and steps[step][4] == "-" for step in (2, 4, 6))
     on_disk = sum(path.stat().st_size for path in (run / "12").rglob("*") if path.is_file())
-    assert steps[12][3] == f"{on_disk / 1024:.1f} KiB"
+    assert steps[12][4] == f"{on_disk / 1024:.1f} KiB"
     ledger = read_ledger(open_storage(run))
     assert sorted(save.step for save in ledger.saves.values()) == [2, 4, 6, 8, 10, 12]
     assert all(re.fullmatch(r"[\d.]+ (ms|s)", row[2]) for row in steps.values()), "what the ledger says that each save took"
+    written_s = {save.step: save.writing_s for save in ledger.saves.values()}
+    assert {step: row[3] for step, row in steps.items()} == {step: span(one) if one else "-" for step, one in written_s.items()}
+    code, out, _ = raystate_command(capsys, "report", run, "--json")
+    assert code == 0 and {save["step"]: save["writing_s"] or 0.0 for save in json.loads(out)["saves"]} == written_s
     (recovery,) = [row for row in page.rows if "memory" in row]
     assert recovery[1:5] == ["2.5 s", "6", "memory", "1"]
     assert len(page.of_class("band")) == 2 and len(page.of_class("retired")) == 6, "drawn for a wide page and for a phone"
@@ -157,14 +169,47 @@ def test_every_point_lies_in_its_drawing(run: Path, tmp_path: Path, capsys: pyte
     drawn = 0
     width = height = 0.0
     for tag, attrs in page.tags:
-        if tag == "svg":
+        if "viewbox" in attrs:
             width, height = map(float, str(attrs["viewbox"]).split()[2:])
         for x, y in re.findall(r"([\d.]+),([\d.]+)", attrs.get("points") or ""):
             assert 0 <= float(x) <= width and 0 <= float(y) <= height
             drawn += 1
         if tag == "circle":
-            assert 0 <= float(str(attrs["cx"])) <= width and 0 <= float(str(attrs["cy"])) <= height
-    assert drawn == 6 * 4, "the steps twice, and two metrics"
+            assert 0 <= float(str(attrs["cx"])) <= (width or 940) and 0 <= float(str(attrs["cy"])) <= (height or 300)
+    life = life_of(read_ledger(open_storage(run)).lines)
+    trained = sum(map(len, life.trained_by))
+    assert trained > 1
+    assert drawn == 2 * trained + 6 * 3 + len(life.requested), "steps twice, two metrics, what was written, and requests for it"
+
+
+@needs_browser
+def test_the_page_has_the_numbers_of_the_accounting(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said, _ = raystate_command(capsys, "report", run, "--out", tmp_path / "page.html", "--json")
+    facts = json.loads(said)
+    assert code == 0 and sum(facts["seconds_by_cause"].values()) == pytest.approx(facts["wall_s"]) and facts["wall_s"] > 0
+    with browser(tmp_path / "profile") as shown:
+        shown.open(tmp_path / "page.html", width=1100)
+        told = shown.value(
+            "[...document.querySelectorAll('#causes tr[data-cause]')].map(row => [row.dataset.cause, +row.dataset.seconds])"
+        )
+        assert dict(told) == pytest.approx({cause: one for cause, one in facts["seconds_by_cause"].items() if one > 0}, abs=1e-5)
+        assert f"{100 * facts['goodput']:.1f} %" in shown.value("document.body.innerText")
+        assert (shown.requests, shown.complaints) == ([(tmp_path / "page.html").as_uri()], [])
+
+
+def test_a_folder_of_runs_has_a_page_of_all(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "sweep"
+    for name in ("a", "b"):
+        shutil.copytree(run, folder / name)
+    page = report(capsys, folder, tmp_path / "page.html")
+    assert [row[0] for row in page.rows[1:]] in (["a", "b"], ["b", "a"]) and page.rows[1][1] == "12"
+    code, said, _ = raystate_command(capsys, "report", folder, "--json")
+    assert code == 0 and len(json.loads(said)["runs"]) == 2
+    (folder / "b" / ".raystate/log/000000000003.json").write_text("{")
+    assert "damaged" not in report(capsys, folder / "a", tmp_path / "page.html").text
+    report(capsys, folder, tmp_path / "page.html", code=1)
+    code, _, complaint = raystate_command(capsys, "report", folder, "--png", tmp_path / "slide.png")
+    assert code == 2 and "--png shows one run" in complaint
 
 
 def test_a_damaged_log_and_ledger_are_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,8 +220,16 @@ def test_a_damaged_log_and_ledger_are_said(run: Path, tmp_path: Path, capsys: py
     (run / EVENTS / "000001-0003.json").write_text('{"kind": "recovery", "attempt": "x"}')
     (run / "12/_CHECKPOINT_METADATA").write_text("{")
     page = report(capsys, run, tmp_path / "page.html", code=1)
-    for name in (entries[3].name, f"{entries[5].name}: is missing", "000001-0002.json", "000001-0003.json", "step 12: "):
+    newer = batch_of(1, [b"{}"]).replace(b'"raystate_ledger":1', b'"raystate_ledger":2')
+    (run / batch_name(1, 1000)).write_bytes(newer)
+    (run / batch_name(1, 1001)).write_bytes(batch_of(1, [b'{"kind":"left"}', b'{"kind":"save","n":']))
+    page = report(capsys, run, tmp_path / "page.html", code=1)
+    told = "2 objects and 2 lines of the ledger can't be read", "1 object of the ledger was written by a newer raystate"
+    for name in (entries[3].name, f"{entries[5].name}: is missing", "000001-0002.json", "000001-0003.json", "step 12: ", *told):
         assert name in page.text
+    code, out, _ = raystate_command(capsys, "report", run, "--json")
+    assert code == 1
+    assert json.loads(out)["left_out"] == {"damaged_objects": 2, "damaged_lines": 2, "newer_objects": 1, "newer_lines": 0}
     assert sorted(steps_of(page)) == [2, 4, 6, 8, 10, 12], "what one entry told, others know too"
 
 
@@ -284,20 +337,21 @@ def recovery(back_s: float, seconds: float, repeated: int, attempt: int = 1) -> 
     return back_s, LoggedRecovery(attempt=attempt, seconds=seconds, steps_repeated=repeated, **told)
 
 
-def test_goodput_counts_what_log_and_ledger_know_and_nothing_else() -> None:
-    steps = [past(10, 100.0), past(20, 120.0), past(30, 160.0, lineage="1.2.x"), past(40, 180.0, lineage="1.2.x")]
-    found = measure_goodput(steps, [recovery(135.0, 10.0, 3)])
-    assert found is not None
-    assert (found.wall_s, found.recovering_s, found.step_s, found.repeating_s) == (80.0, 10.0, 2.0, 6.0)
-    assert found.share == pytest.approx(64 / 80)
-    between = measure_goodput([*steps, past(50, 9000.0, attempt=2), past(60, 9020.0, attempt=2)], [recovery(135.0, 10.0, 3)])
-    assert between is not None and between.wall_s == 100.0, "what was between two attempts nobody knows"
-    early = measure_goodput(steps, [recovery(105.0, 30.0, 0), recovery(90.0, 5.0, 0), recovery(150.0, 5.0, 0, attempt=2)])
-    assert early is not None and early.recovering_s == 5.0, "only what lies between durable steps of its attempt"
-    assert measure_goodput(steps[:1], []) is None
-    assert measure_goodput([past(1, 1.0), past(2, 2.0, lineage="other")], []) is None
-    worst = measure_goodput(steps, [recovery(135.0, 10.0, 10_000)])
-    assert worst is not None and worst.share == 0.0
+def test_the_numbers_of_the_page_are_there_for_scripts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = raystate_command(capsys, "report", run, "--json", "--out", tmp_path / "page.html")
+    told = json.loads(out)
+    assert code == 0 and set(told["seconds_by_cause"]) == set(CAUSES)
+    assert sum(told["seconds_by_cause"].values()) == pytest.approx(told["wall_s"]) and told["wall_s"] > 0
+    assert told["goodput"] == pytest.approx(told["seconds_by_cause"]["steps"] / told["wall_s"])
+    assert [one["step"] for one in told["saves"]] == [2, 4, 6, 8, 10, 12] and told["recoveries"][0]["cause"] == CAUSE
+    page = Page((tmp_path / "page.html").read_text())
+    assert f"{100 * told['goodput']:.1f} %goodput" in page.text.replace("\n", "")
+    means = {one.means for one in CAUSES.values()}
+    shown = {row[0]: float(row[2].removesuffix(" %")) for row in page.rows if len(row) == 4 and row[3].split(": ")[0] in means}
+    assert sum(shown.values()) == pytest.approx(100.0, abs=0.05 * len(shown) + 0.01)
+    shutil.rmtree(run / EVENTS)
+    code, out, _ = raystate_command(capsys, "report", run, "--json")
+    assert code == 0 and json.loads(out)["seconds_by_cause"] is None
 
 
 def test_the_line_goes_up_to_a_death_and_on_from_where_the_run_came_back() -> None:
@@ -308,7 +362,7 @@ def test_the_line_goes_up_to_a_death_and_on_from_where_the_run_came_back() -> No
         url="x",
         history=RunHistory(run="lm", entries=5, attempts={1: "why"}, steps=steps, damaged=()),
         saves=tuple(ReportedSave(past=one) for one in steps),
-        recoveries=((back_s, dataclasses.replace(back, step=21)),),
+        life=life_of([Noted(1, 1, back_s, dataclasses.replace(back, step=21))]),
     )
     page = Page(render(report))
     wide, narrow = [[str(one["points"]).split() for one in page.of_class("curve")][i : i + 2] for i in (0, 2)]
@@ -319,13 +373,13 @@ def test_the_line_goes_up_to_a_death_and_on_from_where_the_run_came_back() -> No
     ]
     assert [len(line) for line in narrow] == [3, 2]
     assert (
-        "Step 30 is the newest durable step; 1 restart took 25.0 s and repeated 2 steps, the last from step 21 (memory)."
-        in page.text
+        "step 30 is the newest durable step, and nothing is lost. "
+        "1 restart took 25.0 s and repeated 2 steps, the last from step 21 (memory)." in page.text
     )
-    calm = Page(render(dataclasses.replace(report, recoveries=())))
-    assert "Step 30 is the newest durable step, and no restart was needed." in calm.text
+    calm = Page(render(dataclasses.replace(report, life=Life())))
+    assert "Step 30 is the newest durable step. No restart was needed." in calm.text
     bare = Page(render(dataclasses.replace(report, history=None, problems=("a", "b"))))
-    assert "Step 30 is the newest durable step; 2 things that lie there are damaged." in bare.text
+    assert "Step 30 is the newest durable step. 2 things that lie there are damaged." in bare.text
 
 
 def test_a_phone_shows_each_row_with_the_names_of_its_columns(
@@ -336,7 +390,7 @@ def test_a_phone_shows_each_row_with_the_names_of_its_columns(
     raw = (tmp_path / "page.html").read_text()
     assert "@media screen and (max-width: 700px)" in raw and "@media screen and (prefers-color-scheme: dark)" in raw
     colours = raw[raw.index("* { box-sizing") : raw.index("</style>")]
-    assert "#" not in colours, "each colour has a dark form"
+    assert not re.search(r"#[0-9a-f]{3,6}\b", colours), "each colour has a dark form"
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (3.0, 3.0), (-5.0, 1e9), (1e-12, 2e-12), (0.0, 86400.0 * 400)])
@@ -374,6 +428,7 @@ EVENT = {"kind": "recovery", "time_s": 5.0, "attempt": 1, "group": "g", "cause":
         f'"seconds": 1{"0" * 400}, "steps_repeated": 0',
         f'"seconds": 1, "steps_repeated": 0, "time_s": 1{"0" * 400}',
         '"seconds": 1, "steps_repeated": 0, "time_s": NaN',
+        '"seconds": 1e308, "steps_repeated": 0',
         '"seconds": 1, "steps_repeated": 0, "time_s": null',
     ],
 )
@@ -382,7 +437,33 @@ def test_a_ledger_of_impossible_numbers_is_damaged(
 ) -> None:
     (run / EVENTS / "000001-0002.json").write_text(f"{json.dumps(EVENT)[:-1]}, {more}}}")
     page = report(capsys, run, tmp_path / "page.html", code=1)
-    assert "000001-0002.json can't be read" in page.text and len(page.of_class("band")) == 2
+    assert "1 object of the ledger can't be read, left out here: 000001-0002.json" in page.text and len(page.of_class("band")) == 2
+
+
+def test_bytes_below_nothing_are_not_drawn(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saves = (LoggedSave(attempt=1, step=step, save=f"a1k{step}0", seconds=1.0, nbytes=-(1 << 62)) for step in (2, 4))
+    lines = [line_of(Noted(1, number, 1.0, save)) for number, save in enumerate(saves, 1_000)]
+    (run / batch_name(1, 999_999)).write_bytes(batch_of(1, lines))
+    assert "written by durable saves" not in report(capsys, run, tmp_path / "page.html").text
+
+
+def test_page_and_picture_need_a_file_each(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, complaint = raystate_command(capsys, "report", run, "--out", tmp_path / "one", "--png", f"{tmp_path}/./one")
+    assert code == 2 and "name another file" in complaint and not (tmp_path / "one").exists()
+
+
+def test_steps_are_where_the_ledger_has_them_whatever_clock_their_commits_had(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's clock was set back by a day: the drawings had spanned it."""
+
+    def set_back(*given: Any, **more: Any) -> RunHistory | None:
+        history = read_history(*given, **more)
+        assert history is not None
+        steps = [dataclasses.replace(one, time_s=(one.time_s or 0.0) - 86_400.0 * (one.step > 6)) for one in history.steps]
+        return dataclasses.replace(history, steps=tuple(steps))
+
+    monkeypatch.setattr(report_facts, "read_history", set_back)
+    times_s = [one.past.time_s or 0.0 for one in report_facts.gather(str(run), Progress(disable=True)).saves]
+    assert times_s == sorted(times_s) and times_s[-1] - times_s[0] < 3600.0
 
 
 def test_a_stray_number_in_the_log_is_one_problem(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,3 +481,13 @@ def test_of_very_many_attempts_the_newest_are_shown() -> None:
     page = Page(render(ReportContent(url="x", history=history, saves=tuple(ReportedSave(past=one) for one in steps))))
     assert [row[0] for row in page.rows if len(row) == 2] == ["attempt", *map(str, range(400, 100, -1))]
     assert page.text.count("100 earlier ones are not shown") == 2, "attempts and durable steps"
+
+
+def test_steps_that_were_given_up_are_told_in_words(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = {SnapshotId(lineage="1.1.x", step=step): f"step {step}: storage fails" for step in (9, 7)}
+    monkeypatch.setattr(report_facts, "given_up", lambda _storage: lost)
+    (note,) = (one for one in report_facts.gather(str(run), Progress(disable=True)).notes if "promised" in one)
+    assert "not durable: 7, 9, and all of them are older than step 12, which is durable. The newest reason: step 7" in note
+    lost[SnapshotId(lineage="1.1.x", step=13)] = "step 13: storage fails"
+    (note,) = (one for one in report_facts.gather(str(run), Progress(disable=True)).notes if "promised" in one)
+    assert "not durable: 7, 9, 13. The newest reason: step 13" in note
