@@ -36,7 +36,7 @@ def public(call: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(call)
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            if not (takes_all or parameters.keys() >= kwargs.keys()):
+            if kwargs and not (takes_all or parameters.keys() >= kwargs.keys()):
                 _refuse_unknown(name_of, kwargs, names)
             given = call(*args, **kwargs)
             return cast(R, _each(cast(Any, given))) if is_generator else given

@@ -27,7 +27,7 @@ from raystate.core.formats.tree import CHUNK_BYTES, WriteOptions
 from raystate.orbax.save_policies import save_rules
 from raystate.public_calls import public
 from raystate.storage.url import canonical_url, refuse_passing
-from raystate.waits import AUTOMATIC_SAVE_EVERY_S
+from raystate.waits import UNMEASURED_SAVE_EVERY_S
 
 SMALLEST_MEMORY = 1 << 20  # bytes that `host_memory` can mean
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 else:
     _Text, _TextOrNone = str, str | None
-    _Share = Annotated[float, Field(gt=0, lt=1), BeforeValidator(parse_share)]
+    _Share = Annotated[float, Field(ge=1e-6, lt=1), BeforeValidator(parse_share)]
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -84,7 +84,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             `raystate.metadata(storage).run` gives it.
         save_every_steps: steps between durable saves: the first `save()` at or after each multiple.
         save_every_s: seconds between durable saves, decided once for all hosts. With `save_every_steps` too, whichever is due.
-            With no save rule at all: automatic, every 600 s.
+            With no save rule at all: as often as costs the training least, measured, at most every 60 s; the log says how often.
         save_policy: one of Orbax's `SaveDecisionPolicy`s instead of `save_every_*`, alone or in its `AnySavePolicy`. All hosts save the
             same steps: see `raystate.orbax.save_policies`. A save that is lost, because storage failed, is made again only where
             Orbax would: `InitialSavePolicy` wants a step until the run has one, `SpecificStepsPolicy` these steps and no others.
@@ -92,17 +92,17 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             item than its restore asks for, and an object's address in an iterator's state, such as `<Source object at 0x7f…>`.
             Leaves and items that a restart would leave out are a warning. "warn": warn of all of it. "off": don't look.
         snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: only steps that become
-            durable. None: as few as `save_overhead` allows, by what snapshots cost the steps, measured; the log says how many. Below
-            eight, one snapshot of eight is left out, so that there are undisturbed steps.
-        save_overhead: where `snapshot_every_steps` is None: the share of the training's time that snapshots may cost, `"3%"` or 0.03.
+            durable. None: as few as `save_overhead` allows, by what snapshots cost the steps, measured; the log says how many. To
+            measure, a few calls of `save` wait until their state is computed: those near the first eight snapshots, and near one
+            now and then. Below eight, one snapshot of eight is left out, so that there are undisturbed steps.
+        save_overhead: share of the training's time, `"3%"` or 0.03, from 1e-6 up, for snapshots and saves together, where no number is.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (raystate fills one and keeps one).
         replicas: copies of each host's snapshots in the memory of other hosts, in other failure domains where there are any; 0: none.
             With 1 the loss of a node costs no step that has its copies, with 2 the loss of two nodes at once, and so on. Each takes
             as much host memory again. Where there are fewer other hosts, there are as many copies as these; on one host there is none.
         domain_labels: names of Ray node labels that say which nodes are lost together: a node's failure domain is the first of them
             that it has. A node with none is a domain of its own.
-        host_memory: cap per node over all runs, at least 1 MiB: percent of the node's memory (`"40%"`), bytes (an int) or a size
-            (`"8GiB"`).
+        host_memory: cap per node over all runs, at least 1 MiB: percent of the node's memory (`"40%"`), bytes, or a size (`"8GiB"`).
         arena_dir: absolute directory for the snapshots; None: the system's shared memory.
         record_dir: absolute directory on the Coordinator's node for the record of its decisions, which `raystate story` reads, at
             most 6 MiB for a run; None: `raystate` among Ray's logs.
@@ -248,9 +248,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     @property
     def effective_save_every_s(self) -> float | None:
-        """Seconds between time-based durable saves, the automatic interval included; None: steps or a policy decide alone."""
-        if self.save_every_s is None and self.save_every_steps is None and self.save_policy is None:
-            return AUTOMATIC_SAVE_EVERY_S
+        """Seconds between time-based durable saves; None: steps or a policy decide alone. Without any rule: until one was measured."""
+        if all(getattr(self, name) is None for name in _SAVE_RULES):
+            return UNMEASURED_SAVE_EVERY_S
         return self.save_every_s if self.save_policy is None else save_rules(self.save_policy).when_idle_s
 
     @property
@@ -262,9 +262,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         """What the Coordinator's decisions depend on: every field that core knows, under the same name."""
         known = {field.name for field in dataclasses.fields(Settings)} & set(type(self).model_fields)
         values: dict[str, Any] = {name: getattr(self, name) for name in known}
-        values["save_every_s"] = self.effective_save_every_s
-        values["save_when_idle"] = self.save_policy is not None
-        values["save_first"] = save_rules(self.save_policy).first
+        is_measured = all(getattr(self, name) is None for name in _SAVE_RULES)
+        values |= {"save_every_s": self.effective_save_every_s, "save_measured": is_measured}
+        values |= {"save_when_idle": self.save_policy is not None, "save_first": save_rules(self.save_policy).first}
         return Settings(**values)
 
     # ------------------------------------------------------------ checks
@@ -381,7 +381,7 @@ def check_config(given: Any, call: str) -> StateConfig:
     raise ConfigError(f"{call} needs a StateConfig, not {what}: {way}", field="config")
 
 
-_SAVE_FIELDS = ("save_every_steps", "save_every_s")
+_SAVE_RULES = (*(_SAVE_FIELDS := ("save_every_steps", "save_every_s")), "save_policy")
 _KEEP_FIELDS = ("keep_last", "keep_every_steps", "keep_every_s", "keep_best")
 
 

@@ -6,9 +6,10 @@ from raystate.public_calls import public
 
 with ray_internals():
     from raystate.train.callback import RayTrainCallback
+    from raystate.train.events import RunEvent
     from raystate.train.launch import fit
     from raystate.train.result import Recovery, RunResult
 
 RayTrainCallback.__init__ = public(RayTrainCallback.__init__)
 
-__all__ = ["RayTrainCallback", "Recovery", "RunResult", "check_world", "fit"]
+__all__ = ["RayTrainCallback", "Recovery", "RunEvent", "RunResult", "check_world", "fit"]

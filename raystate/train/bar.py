@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from raystate.actors.naming import coordinator_name, find_actor
-from raystate.actors.reporting import RunReport
 from raystate.config.state_config import StateConfig
 from raystate.observe.byte_bars import byte_columns, can_show, passes_bars
 from raystate.observe.progress import Going
+from raystate.observe.status import RunReport
 from raystate.storage import run_hash
 from raystate.waits import ENDS_S, LOOK_EVERY_S, QUICK_ANSWER_S, SHOWN_AFTER_S
 

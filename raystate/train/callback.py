@@ -21,7 +21,7 @@ from ray.train import get_context
 from raystate import log_lines
 from raystate.actors import launch_context
 from raystate.actors.kv_store import check_travels
-from raystate.actors.launch_context import LaunchContext, Restart
+from raystate.actors.launch_context import GroupStart, LaunchContext, Restart
 from raystate.actors.ray_version import is_tested, warn_if_untested
 from raystate.actors.release import newest_step, release
 from raystate.config.rehearsing import play
@@ -29,7 +29,7 @@ from raystate.config.state_config import StateConfig, check_config
 from raystate.core.formats.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
 from raystate.core.launcher.elastic import Newest, Sizes
 from raystate.machine.own_time import own_time
-from raystate.observe.slow import SlowLine
+from raystate.observe.delayed_line import DelayedLine
 from raystate.storage import run_hash
 from raystate.train import bundles, devices, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups
@@ -96,6 +96,7 @@ class RayTrainCallback(_Callback):
         self._wants_standby = os.environ.get(SWITCH, "1") != "0" and is_tested()
         self._launch = secrets.token_hex(8)
         self._restarts: tuple[Restart, ...] = ()
+        self._start = GroupStart()
         self._reset()
 
     def _reset(self, group: str = "", before: Mapping[str, Sequence[int]] | None = None) -> None:
@@ -109,10 +110,10 @@ class RayTrainCallback(_Callback):
         self._pending: tuple[Ending, float] | None = None  # why the next group starts, and when that was noticed (monotonic)
         self._elastic: ElasticGroups | None = None
         self._standby: Standby | None = None
-        self._slow = SlowLine()
+        self._starting = DelayedLine()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = "config max_failures global_batch returns_outcome wants_standby launch restarts"
+        names = "config max_failures global_batch returns_outcome wants_standby launch restarts start"
         fields = {f"_{name}": getattr(self, f"_{name}") for name in names.split()}
         return {"fields": fields, "group": (self._group.name, self._group.before), "log_level": logger.getEffectiveLevel()}
 
@@ -139,6 +140,7 @@ class RayTrainCallback(_Callback):
                 world=context.get_world_size(),
                 launch=self._launch,
                 restarts=self._restarts,
+                start=self._start,
             )
         )
 
@@ -147,6 +149,7 @@ class RayTrainCallback(_Callback):
     def after_controller_start(self, train_run_context: Any) -> None:
         if not self._returns_outcome:  # a sweep's trials may share one RunConfig
             self._launch = secrets.token_hex(8)
+        self._start.asked()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-probe")
         scaling = train_run_context.scaling_config
         self._places.begin(scaling)
@@ -163,13 +166,15 @@ class RayTrainCallback(_Callback):
             prepare = partial(telling.prepare, self._run_hash)
             self._standby = Standby(self._config.storage, self._expect, self._places.room_elsewhere, prepare)
             self._standby.install()
+        if is_tested():  # last, so that it is asked first
+            bundles.make_groups_from(self._start.placed)
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
         self._places.choose(resize_decision.num_workers, spares=[] if self._standby is None else self._standby.spares())
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         self._places.wait_for_room(worker_group_context.resources_per_worker)
-        endings.tell_of_start(self._slow, worker_group_context, again=self._pending is not None)
+        endings.tell_of_start(self._starting, worker_group_context, again=self._pending is not None)
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
         self._groups += 1
@@ -203,7 +208,7 @@ class RayTrainCallback(_Callback):
         if self._pending is not None:
             self._restarts = (*self._restarts[:-1], dataclasses.replace(self._restarts[-1], seconds=now_s - self._pending[1]))
             self._pending = None
-        self._slow.end()
+        self._starting.end()
         self._places.pins_failed = False
         self._first = self._first or self._probe()
         self._policy.started(self._first, now_s)
@@ -238,7 +243,7 @@ class RayTrainCallback(_Callback):
                 self._release_half_started()
             self._decide(current_state.training_failed_error)
         elif isinstance(current_state, (states.ShuttingDownState, states.ErroredState)):
-            self._slow.end()
+            self._starting.end()
             if self._standby is not None:
                 self._standby.drop()
             if isinstance(current_state, states.ErroredState) and not self._returns_outcome:
@@ -247,7 +252,7 @@ class RayTrainCallback(_Callback):
                 self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _decide(self, error: Any) -> None:
-        self._slow.end()
+        self._starting.end()
         self._places.leaving |= endings.leaving_nodes(error)
         ending = endings.classify(error, self._group.told)
         if ending.kind == "waiting" and self._places.pins:
@@ -291,8 +296,11 @@ class RayTrainCallback(_Callback):
     def _again(self, ending: Ending) -> None:
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
             self._pending = (ending, own_time())
+            self._start.asked()
         if ending.kind != "interrupted":  # the Coordinator tells what came back, if there is one
-            self._slow.begin(f"{ending.cause}; starting again", at_once=ending.kind == "waiting" or not self._group.told.has_joined)
+            self._starting.begin(
+                f"{ending.cause}; starting again", at_once=ending.kind == "waiting" or not self._group.told.has_joined
+            )
         if ending.kind == "failed" and not self._group.failures and self._group.name:
             telling.not_started(self._run_hash, self._group.name, ending.cause)
         self._group.forget()  # a group that finds no place has no failures of its own

@@ -18,9 +18,10 @@ from raystate.actors.blame import pickles_anywhere, raised, unpacked
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.core.formats.errors import RaystateError, RunInUseError, StaleAttemptError, StepOrderError
 from raystate.core.formats.texts import counted
+from raystate.machine.load import load
 from raystate.machine.own_time import own_time
+from raystate.observe.delayed_line import DelayedLine
 from raystate.observe.ends import End, Told, cause_of, first_to_fail, is_collateral, one_line
-from raystate.observe.slow import SlowLine, load
 from raystate.patching import patch
 from raystate.train.policy import Ending, signature_of
 from raystate.train.rays import exceptions
@@ -170,7 +171,7 @@ def no_room(workers: int) -> str:
     return f"no room yet for {counted(workers, 'worker')}{_cluster()}"
 
 
-def tell_of_start(line: SlowLine, group: Any, *, again: bool) -> None:
+def tell_of_start(line: DelayedLine, group: Any, *, again: bool) -> None:
     """A group is about to ask for its places. Ray Train itself says nothing for a minute.
 
     Args:

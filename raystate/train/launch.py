@@ -9,6 +9,7 @@ import inspect
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ from raystate.storage import open_storage
 from raystate.train import endings, terminal
 from raystate.train.bar import run_bar
 from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
+from raystate.train.events import OnEvent, listener, telling
 from raystate.train.jax_backend import QuickJaxConfig
 from raystate.train.result import RunResult, run_result
 from raystate.train.trainer import QuietJaxTrainer
@@ -64,6 +66,7 @@ def fit(
     max_failures: int = MAX_FAILURES,
     global_batch: int | None = None,
     takeover: bool = False,
+    on_event: OnEvent | str | None = None,
 ) -> RunResult:
     """Train until `train_fn` has returned on every worker, starting again after every failure and interruption.
 
@@ -90,6 +93,9 @@ def fit(
             `most` have to. None: `train_fn` sees to it that a step is the same for every size.
         takeover: as in `StateManager`: end another use of the same run; give up what memory holds of it
             if its folder is gone from storage.
+        on_event: called in this process with a `raystate.train.RunEvent` for each durable step, restart and notice: a callable, or
+            "module:function", without `async`. It runs on a thread of its own, within about a second, and nothing waits for it. An
+            exception of it is one warning.
 
     Returns:
         The result, once the last step is durable and no actor of the run is left.
@@ -106,14 +112,15 @@ def fit(
     if not callable(train_fn):
         text = f"fit() needs the training function first, not a {type(train_fn).__name__}: fit(train_fn, config)"
         raise ConfigError(text, field="train_fn")
-    config = check_config(config, "fit()")
+    called_s = time.time()
+    config, listens = check_config(config, "fit()"), listener(on_event)
     check_flag("takeover", takeover)
     _check_of_ray(
         scaling_config=(scaling_config, ScalingConfig), run_config=(run_config, RunConfig), jax_config=(jax_config, JaxConfig)
     )
     scaling = _scaling(scaling_config, num_workers, global_batch)
     callback = RayTrainCallback(config, max_failures=max_failures, global_batch=global_batch)
-    callback._returns_outcome = True
+    callback._returns_outcome, callback._start.called_s = True, called_s
     on_cpu = not scaling.use_tpu and not scaling.use_gpu
     arguments: dict[str, Any] = {
         "train_loop_config": train_loop_config,
@@ -131,7 +138,7 @@ def fit(
         ending.callback(this_ray.leave)
         terminal.tell_start(config.run, scaling.num_workers)
         trainer = QuietJaxTrainer(entry, **arguments)
-        with run_bar(config):
+        with run_bar(config), telling(listens, config):
             storage = open_storage(config.storage)
             before = given_up(storage)
             result, lost = _run(trainer, config, callback._launch, sigterm, takeover=takeover)
@@ -325,6 +332,7 @@ def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Calla
             keep_compiled(
                 context.config, rank=context.rank, world=context.world
             )  # before anything is compiled, and after jax.distributed has begun
+        launch_context.enters_now()
         try:
             value = train_fn(*args)
         except (SystemExit, Interrupted) as end:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray.train import Result
@@ -14,7 +14,9 @@ from raystate.actors.launch_context import Restart
 from raystate.actors.release import newest_step
 from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import RaystateError, StepNotFoundError
-from raystate.observe.ledger import LoggedRecovery, read_ledger
+from raystate.observe.ledger.lines import LoggedRecovery, Noted
+from raystate.observe.ledger.reader import read_ledger
+from raystate.observe.ledger.untold import untold_recoveries
 from raystate.reader import Reader
 from raystate.storage import open_storage
 from raystate.train.callback import Outcome
@@ -98,10 +100,10 @@ def run_result(result: Any, config: StateConfig, lost: tuple[str, ...] = ()) -> 
     )
 
 
-def _ledger(config: StateConfig) -> Sequence[LoggedRecovery]:
-    """All restarts of the run that its Coordinators have noted."""
+def _ledger(config: StateConfig) -> Sequence[Noted]:
+    """The lines of the run's Coordinators on its groups and restarts."""
     try:
-        return [one for _, one in read_ledger(open_storage(config.storage), saves=False).recoveries]
+        return read_ledger(open_storage(config.storage), kinds=("joined", "restored", "sample", "recovery")).lines
     except RaystateError as error:  # as below
         logger.warning("the run's notes of its restarts can't be read: %s", error)
         return ()
@@ -117,10 +119,15 @@ def _stored_metrics(config: StateConfig) -> dict[str, Any]:
         return {}
 
 
-def recoveries(restarts: Sequence[Restart], noted: Sequence[LoggedRecovery]) -> tuple[Recovery, ...]:
+def recoveries(restarts: Sequence[Restart], lines: Sequence[Noted]) -> tuple[Recovery, ...]:
     """The launcher's restarts joined with what the run's Coordinators have noted of the groups that they led to."""
-    by_group = {one.group: one for one in noted if one.group}
-    return tuple(_joined(restart, by_group.get(restart.group)) for restart in restarts)
+    noted = {one.what.group: one.what for one in lines if isinstance(one.what, LoggedRecovery) and one.what.group}
+    if any(restart.group not in noted for restart in restarts):
+        untold = untold_recoveries(lines)
+        for restart in restarts:
+            if restart.group not in noted and (one := untold.get(restart.group)) is not None:
+                noted[restart.group] = replace(one, seconds=one.seconds + (restart.seconds or 0.0))
+    return tuple(_joined(restart, noted.get(restart.group)) for restart in restarts)
 
 
 def _joined(restart: Restart, noted: LoggedRecovery | None) -> Recovery:

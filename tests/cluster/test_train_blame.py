@@ -21,7 +21,7 @@ from ray.train.v2._internal.execution.callback import ControllerCallback
 
 import raystate
 from raystate.actors.naming import run_actors
-from raystate.observe.ledger import read_ledger
+from raystate.observe.ledger.reader import read_ledger
 from raystate.storage import open_storage, run_hash
 from tests.cluster.training import Training, wait_for, with_callback
 from tests.patience import PATIENCE_S

@@ -208,7 +208,7 @@ def test_a_group_that_is_larger_than_the_cluster_is_told_of_before_ray_train_wai
     monkeypatch.setattr(endings.ray, "cluster_resources", lambda: {"CPU": 2.0, "memory": 1e9})
     callback = RayTrainCallback(CONFIG)
     lines: list[str] = []
-    monkeypatch.setattr(callback._slow, "begin", lambda text, *, at_once=False: lines.append(text) if at_once else None)
+    monkeypatch.setattr(callback._starting, "begin", lambda text, *, at_once=False: lines.append(text) if at_once else None)
     callback.before_worker_group_start(SimpleNamespace(num_workers=workers, resources_per_worker={"CPU": 1}))
     assert [line.split(" (")[0] for line in lines] == told
 

@@ -16,11 +16,12 @@ from raystate import RayTrainCallback, StateConfig
 from raystate.actors import launch_context
 from raystate.actors.blame import raised
 from raystate.actors.launch_context import LaunchContext, Restart, saves_so_far
+from raystate.cli.report_life import life_of
 from raystate.core.formats.errors import ConfigError, StorageError
 from raystate.core.formats.names import HostId
 from raystate.manager.opening import is_launched
 from raystate.observe.ends import End, Told
-from raystate.observe.ledger import LoggedRecovery
+from raystate.observe.ledger.lines import GroupJoined, GroupRestored, LoggedRecovery, Noted, Sampled
 from raystate.train import endings, standby, telling
 from raystate.train import result as result_module
 from raystate.train.callback import Outcome
@@ -236,9 +237,9 @@ def test_the_coordinator_is_told_of_a_start_that_failed(monkeypatch: pytest.Monk
     assert told == [("g2", "the workers could not be started")]
 
 
-def noted(group: str, step: int, **more: Any) -> LoggedRecovery:
+def noted(group: str, step: int, **more: Any) -> Noted:
     facts = {"tier": "memory", "seconds": 5.0, "steps_repeated": 1, "cause": "rank 1 died", **more}
-    return LoggedRecovery(attempt=1, group=group, step=step, **facts)
+    return Noted(1, 1, 0.0, LoggedRecovery(attempt=1, group=group, step=step, **facts))
 
 
 def test_recoveries_are_joined_by_group() -> None:
@@ -253,10 +254,30 @@ def test_recoveries_are_joined_by_group() -> None:
     failed = noted("g2", 6, seconds=2.0, steps_repeated=0, back=False)
     first, second = recoveries(restarts, [failed, *known])
     assert (first.step, first.seconds, second.seconds) == (6, 3.0, 5.0), "it made no step: to the training function"
-    first, _ = recoveries(restarts, [dataclasses.replace(failed, step=-1, tier=""), *known])
+    first, _ = recoveries(restarts, [noted("g2", -1, tier="", seconds=2.0, steps_repeated=0, back=False), *known])
     assert (first.step, first.tier, first.steps_repeated) == (None, "", None), "it ended before the step was settled"
     guessed = dataclasses.replace(restarts[1], is_known=False)
     assert [recovery.cause for recovery in recoveries([restarts[1], guessed], known)] == ["told to", "rank 1 died"]
+
+
+def test_a_restart_that_no_coordinator_has_noted_is_told_by_what_its_groups_did() -> None:
+    """The old group's Coordinator died with it; the report tells the same of it."""
+    told = [
+        (1, 10.0, Sampled(group="g1", step=1157, steps=1157)),
+        (2, 30.0, GroupJoined(group="g2", world=2, ages={"function": 1.0})),
+        (2, 36.0, GroupRestored(group="g2", step=1151, tier="peer")),
+        (2, 36.5, Sampled(group="g2", step=1151)),
+    ]
+    lines = [Noted(attempt, number, at_s, what) for number, (attempt, at_s, what) in enumerate(told)]
+    restart = Restart(start=2, group="g2", cause="the process of rank 0 died", seconds=15.5)
+    (before,) = recoveries([restart], lines)
+    assert (before.step, before.tier, before.seconds) == (1151, "peer", 15.5), "to the training function: it made no step"
+    lines.append(Noted(2, 9, 38.0, Sampled(group="g2", step=1152, steps=1)))
+    (found,) = recoveries([restart], lines)
+    assert (found.cause, found.step, found.tier, found.steps_repeated) == ("the process of rank 0 died", 1151, "peer", 6)
+    assert found.seconds == pytest.approx(15.5 + 1.0 + 8.0)
+    start = life_of(lines).starts[-1]
+    assert (start.step, start.tier, start.repeated) == (1151, "peer", 6)
 
 
 @pytest.mark.parametrize(

@@ -88,3 +88,11 @@ for pid in range(3):
         assert batch["lines"] == lines[:1 if pid else 2], batch
 """
     assert said(program) == ""
+
+
+def test_lines_that_come_with_each_save_crowd_no_news_out() -> None:
+    program = (
+        "import logging, raystate\nfrom raystate.log_lines import newest\nlog = logging.getLogger('raystate.x')\nlog.warning('slow')\n"
+        "for _ in range(20): log.info('saved', extra={'is_routine': True})\nprint(len(newest()), newest()[0][-4:])"
+    )
+    assert run_python("-c", program).stdout == "1 slow\n"

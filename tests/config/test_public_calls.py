@@ -6,7 +6,9 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 import raystate
 from raystate.core.formats.errors import ALL_ERRORS
 from raystate.log_lines import SWITCH
+from raystate.manager.spent import Spent
 from raystate.public_calls import public
 from tests.patience import PATIENCE_S
 from tests.processes import run_python
@@ -132,6 +135,10 @@ def test_the_cause_of_a_run_that_failed_stays() -> None:
     assert found.value.__cause__ is cause
 
 
+OPEN = types.SimpleNamespace(
+    _session=types.SimpleNamespace(spent=Spent(time.monotonic))
+)  # as much of a manager as its calls need first
+
 MISSPELLED = {
     "raystate.fit(print, None, workers=2)": r"fit\(\) takes no argument 'workers'; did you mean 'num_workers'\?",
     "raystate.fit(print, keep_last=3)": r"into its config: raystate\.StateConfig\(keep_last=…\)",
@@ -143,7 +150,7 @@ MISSPELLED = {
     "raystate.load_async('runs/x', refernce=1)": r"did you mean 'reference'\?",
     "raystate.save('runs/x', {}, item={})": r"did you mean 'items'\?",
     "raystate.Value(3)": r"Value\(\): missing a required argument: 'set'\. It takes \(get, set\)",
-    "raystate.StateManager.save(None, 1, {}, {'loss': 1.0})": r"too many positional .* \(step, state, \*, items=None, metrics=None",
+    "raystate.StateManager.save(OPEN, 1, {}, {'loss': 1.0})": r"too many positional .* \(step, state, \*, items=None, metrics=None",
     "raystate.rehearse(print, None, workers=2)": r"did you mean 'num_workers'\?",
     "raystate.RayTrainCallback(None, max_failure=1)": r"no argument 'max_failure'; did you mean 'max_failures'\?",
 }

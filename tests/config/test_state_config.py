@@ -51,6 +51,7 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"save_policy": Policy()}, "save_policy", "Policy is not one of Orbax's own policies"),
     ({"keep_policy": Policy(), "keep_last": 2}, "keep_last", "keep_policy decides alone"),
     ({"snapshot_every_steps": -1}, "snapshot_every_steps", "greater than or equal to 0"),
+    ({"save_overhead": 1e-320}, "save_overhead", "greater than or equal to 0.000001"),  # an interval that no float holds
     ({"snapshot_slots": 1}, "snapshot_slots", "greater than or equal to 2"),
     ({"replicas": -1}, "replicas", "greater than or equal to 0"),
     ({"host_memory": "0%"}, "host_memory", "percentage"),
@@ -182,11 +183,12 @@ def test_defaults_of_fields_that_switch_something():
 
 @pytest.mark.parametrize(
     ("fields", "every_s"),
-    [({}, 600.0), ({"save_every_steps": 5}, None), ({"save_every_s": 5}, 5.0)],
+    [({}, 300.0), ({"save_every_steps": 5}, None), ({"save_every_s": 5}, 5.0)],
 )
 def test_save_interval_is_automatic_only_without_a_rule(fields: Mapping[str, Any], every_s: float | None):
     assert config(**fields).effective_save_every_s == every_s
-    assert config(**fields).core_settings().save_every_s == every_s
+    settings = config(**fields).core_settings()
+    assert (settings.save_every_s, settings.save_measured) == (every_s, not fields)
 
 
 def test_core_settings_carry_every_field_that_core_knows():
@@ -203,7 +205,7 @@ def test_core_settings_carry_every_field_that_core_knows():
 
 def test_defaults_agree_with_core():
     ours = config().core_settings()
-    assert ours == Settings(run="lm", storage=ours.storage, save_every_s=600.0)
+    assert ours == Settings(run="lm", storage=ours.storage, save_every_s=300.0, save_measured=True)
 
 
 # ---------------------------------------------------------------- files
