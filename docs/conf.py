@@ -13,7 +13,7 @@ import subprocess
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ pygments_dark_style = "monokai"
 
 _FIRST = ("StateManager", "Restored", "StateConfig", "fit", "RunResult", "RayTrainCallback", "Reader", "load", "save", "metadata")
 # Nobody makes these, but everybody reads their attributes.
-_GIVEN = ("train.Recovery", "reader.StepMetadata", "reader.ArrayMetadata")
+_GIVEN = ("train.Recovery", "train.RunEvent", "reader.StepMetadata", "reader.ArrayMetadata")
 
 
 def _public_names() -> str:
@@ -168,10 +168,25 @@ def _waits() -> str:
 
 
 def _metrics() -> str:
-    """Their table."""
-    rows = [("", metrics.OF_RUNS), (" `{host}`", metrics.OF_HOSTS)]
-    text = "\n| name | value |\n|---|---|\n"
-    return text + "".join(f"| `{one.name}`{label} | {one.help} |\n" for label, table in rows for one in table)
+    """A table for each that knows: name with its labels, kind, and what it says."""
+    parts: list[tuple[str, str, Sequence[metrics.Metric]]] = [
+        ("Of the run", "The Coordinator knows them. `host` is empty.", metrics.OF_RUNS),
+        ("Of its hosts", "By each HostActor's last report. `host` is the node's id in Ray.", metrics.OF_HOSTS),
+        ("What was counted", _COUNTED, metrics.COUNTED),
+    ]
+    text = ""
+    for title, what, table in parts:
+        text += f"\n## {title}\n\n{what}\n\n| name | kind | value |\n|---|---|---|\n"
+        for one in table:
+            labels = f" `{{{', '.join(one.labels)}}}`" if one.labels else ""
+            text += f"| `{one.name}`{labels} | {one.kind}{f', {one.unit}' if one.unit else ''} | {one.help} |\n"
+    return text
+
+
+_COUNTED = (
+    "By the Coordinator (`host` is empty), the HostActors, the trainers and Readers (`host` is their node). "
+    "`run` of a process that only reads is empty."
+)
 
 
 _GENERATED = {

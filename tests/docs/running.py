@@ -21,6 +21,7 @@ from tests.processes import xla_flags
 
 REPO = Path(__file__).parents[2]
 ON_RAY = "<!-- examples: Ray -->"  # in a page whose examples need a Ray cluster
+STOOD_IN = "<!-- examples: tests/docs/"  # in a page whose examples need what isn't installed; that test gives them a stand-in
 A_PROGRAM = "<!-- a program:"  # in a page whose examples are a script, its changes and its commands: `run_tutorial` runs it
 
 Names = dict[str, Any]
@@ -42,8 +43,9 @@ def program_of(page: Path) -> str:
 
 def pages(*, on_ray: bool) -> list[str]:
     """Pages with examples, as paths in the repository."""
-    found = [page for page in sorted((REPO / "docs").rglob("*.md")) if A_PROGRAM not in page.read_text()]
-    return [str(page.relative_to(REPO)) for page in found if fences(page, "python") and (ON_RAY in page.read_text()) == on_ray]
+    texts = {page: page.read_text() for page in sorted((REPO / "docs").rglob("*.md")) if fences(page, "python")}
+    found = [page for page, text in texts.items() if A_PROGRAM not in text and STOOD_IN not in text and (ON_RAY in text) == on_ray]
+    return [str(page.relative_to(REPO)) for page in found]
 
 
 def run_page(page: str, folder: Path, check: str | None = None) -> None:
