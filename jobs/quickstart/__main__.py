@@ -32,7 +32,8 @@ from jobs.quickstart.plain import digest_of
 
 SCRIPT = Path(__file__).with_name("train.py")
 PLAIN = Path(__file__).with_name("plain.py")
-KILL_AFTER = 200  # steps; the script makes each 200th durable
+# Steps. The script makes each 150th durable: however seldom it snapshots, memory has a newer one by then.
+KILL_AFTER = 200
 DEADLINE_S = 600  # for all of it: a machine that does much else takes minutes
 END_S = 5.0  # for processes to end by themselves
 NO_RAY = "Ray did not start"  # it waits 30 s, which a machine that does much else may need
@@ -118,7 +119,7 @@ def quickstart(console: Console, folder: Path) -> None:
         killed, alone = Training(folder / "killed", SCRIPT), Training(folder / "alone", PLAIN)
         killed.saved()  # imports what it needs while the processes start
         killed.wait_for("at step 0, from init")
-        say("Both train. Each step is kept in host memory, each 200th on disk, too.")
+        say("Both train. Snapshots go to host memory, each 150th step to disk, too.")
         killed.wait_for(f"step {KILL_AFTER}:")
         while not (on_disk := killed.saved().latest_step()):
             time.sleep(0.05)  # it is on its way there

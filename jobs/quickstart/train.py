@@ -25,7 +25,7 @@ def train_step(weights):
     return jax.tree.map(lambda weight, slope: weight - 0.2 * slope, weights, slopes), loss
 
 
-config = raystate.StateConfig(storage="runs/spirals", run="spirals", save_every_steps=200)  # to storage
+config = raystate.StateConfig(storage="runs/spirals", run="spirals", save_every_steps=150)  # to storage
 with raystate.StateManager(config) as manager:
     restored = manager.restore_or_init(init)
     weights = restored.state
