@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import secrets
 import sys
 import threading
 from collections.abc import Callable
@@ -179,7 +180,7 @@ class Groups(Driver):
 
     def __init__(self, name: str):
         super().__init__()
-        self.storage = ObjectStorage(f"memory://{name}")
+        self.storage = ObjectStorage(f"memory://{name}-{secrets.token_hex(4)}")
         self.ledger = Ledger(self.storage, self.core)
         self.ledger.begin(1)
 

@@ -290,6 +290,7 @@ def test_a_ledger_that_is_merged_while_it_is_read_is_read_whole(storage: Countin
 
 
 def test_what_is_noted_is_there_when_the_writer_is_closed(storage: Counting) -> None:
+    before = set(threading.enumerate())
     writer = LedgerWriter(storage, pause_s=PATIENCE_S)
     writer.begin(3)
     for n in range(1, 101):
@@ -297,7 +298,7 @@ def test_what_is_noted_is_there_when_the_writer_is_closed(storage: Counting) -> 
     writer.close(PATIENCE_S)
     assert [one.n for one in read_ledger(storage).lines] == list(range(1, 101))
     assert len(names(storage)) <= 2, "the first lines alone, and the others when it was closed: no pause is waited for"
-    assert not [one for one in threading.enumerate() if one.name == "raystate-ledger"]
+    assert not [one for one in set(threading.enumerate()) - before if one.name == "raystate-ledger"]
 
 
 def test_the_restarts_of_earlier_attempts_are_counted_once(storage: Counting) -> None:
