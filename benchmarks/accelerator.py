@@ -49,7 +49,7 @@ def state(mib: int, arrays: int, dtype: str, least_s: float, most_s: float, *, o
     return Part(name=case.name, least_s=least_s, most_s=most_s, case=case)
 
 
-# What decides about the rest first: without the driver's part nothing is as fast. Orbax beside the larger ones would take all of the time.
+# Figures that decide about the rest first: without the driver's part nothing is as fast. Orbax beside the larger ones would take it all.
 PARTS = [
     Part(name="driver", least_s=20, most_s=90),
     Part(name="correct", least_s=20, most_s=60),

@@ -1,4 +1,4 @@
-"""What the ledger of a long run costs: objects, bytes and requests, and the seconds to read it, to say where the time went, and to write
+"""Costs of a long run's ledger: objects, bytes and requests, and the seconds to read it, to say where the time went, and to write
 the page of `raystate report` and its numbers.
 
     python benchmarks/ledger.py [--quick] [--steps N] [--step-s SECONDS] [--json FILE]
@@ -54,7 +54,7 @@ MOST_MIB, MOST_S = 50, 10  # of the ledger; for a report
 
 
 def lines_of_steps(steps: int, step_s: float = 1.0) -> Iterator[list[Noted]]:
-    """What a Coordinator notes of so many steps, in batches as its writer would make them."""
+    """A Coordinator's lines of so many steps, in batches as its writer would make them."""
     n = step = 0
     now_s = 1.7e9
 

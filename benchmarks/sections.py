@@ -1,4 +1,4 @@
-"""What `with manager.section("data")` costs a loop: microseconds, the best of many rounds, since others use the cores, too.
+"""Cost of `with manager.section("data")` in a loop: microseconds, the best of many rounds, since others use the cores, too.
 
 python benchmarks/sections.py [--rounds N]
 """

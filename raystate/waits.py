@@ -21,7 +21,7 @@ LOOK_EVERY_S = 1.0
 # The HostActor, for a ring of a trainer's bell.
 # Then it reads the trainers' words all the same, so that a lost ring costs no more than this.
 WORDS_EVERY_S = 0.25
-# What processes count, for metrics.
+# Counts of processes, for metrics.
 # Then the HostActors report it, and it is given to Ray; a longer pause would be Ray's own.
 EXPORT_EVERY_S = 5.0
 # The steps that the rate of a run is made of, in its status and metrics.
@@ -30,7 +30,7 @@ PACE_S = 60.0
 # Ray Train's controller, between two looks at its workers.
 # Then it looks again; Ray's own 2 s would be a second on average until a death is noticed.
 TRAIN_POLL_S = 0.2
-# Who asks a Coordinator for its goodput, which it computes then.
+# A command asks a Coordinator for its goodput, which it computes then.
 # Then it is computed anew; until then it is what it was.
 GOODPUT_EVERY_S = 10.0
 

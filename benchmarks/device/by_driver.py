@@ -1,4 +1,4 @@
-"""What NVIDIA's driver can do here: slots that are registered piece by piece, and copies between them and the device."""
+"""NVIDIA's driver on this device: slots that are registered piece by piece, and copies between them and the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures of an H100 with half-second steps are to be (issue 48, *With a device*)."""
+"""Goals for the figures of an H100 with half-second steps (issue 48, *With a device*)."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def hear_compilation(hearer: Callable[[float], None]) -> Callable[[], None]:
     """Call it with the seconds of each tracing, lowering and compilation, on the thread on which they have just ended.
 
     Returns:
-        What ends that.
+        A function that ends that.
     """
     global _is_listening
     if not _is_listening:  # one in a process, for good

@@ -95,7 +95,7 @@ def targets_of(sharding: Sharding, shape: tuple[int, ...]) -> list[tuple[SingleD
 
 
 def assembled(want: Device, parts: list[jax.Array]) -> jax.Array:
-    """What is wanted, of its boxes on their devices, in the order of jax."""
+    """The array that is wanted, of its boxes on their devices, in the order of jax."""
     if want.sharding is None or isinstance(want.sharding, SingleDeviceSharding):
         (array,) = parts
     else:  # of other processes' devices it has no parts here

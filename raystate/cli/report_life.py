@@ -22,7 +22,7 @@ from raystate.observe.ledger.lines import (
     Slowed,
 )
 
-# What a start consists of, in this order; each lasts until the next one that is known.
+# The phases of a start, in this order; each lasts until the next one that is known.
 PHASES: Mapping[str, str] = {
     "noticed": "the end was noticed, and a new group asked for",
     "hosts": "waiting for hosts",

@@ -1,4 +1,4 @@
-"""What the page draws of a run's time: where it went, in all and over time, and the lanes of its timeline.
+"""The page's drawings of a run's time: where it went, in all and over time, and the lanes of its timeline.
 
 Places on the time axis are percents of its width: the page zooms by making a drawing wider, without a script.
 """
@@ -56,7 +56,7 @@ class Portion:
 
     @property
     def label(self) -> str:
-        """What fits into it."""
+        """The share, where there is room for it."""
         return f"{100 * self.share:.0f}%" if self.share >= _NAMED else ""
 
 
@@ -204,7 +204,7 @@ def _beside(marks: Iterable[Mark]) -> Iterator[Mark]:
 
 
 def _strip(timeline: Timeline, x: _Scale) -> Lane:
-    """What most of the time went into, piece by piece; neighbours of one cause are one piece."""
+    """The cause that took most of the time, piece by piece; neighbours of one cause are one piece."""
     marks: list[Mark] = []
     pieces = over_time(timeline, _STRIP) if len(timeline.stretches) > _STRIP else None
     told = (

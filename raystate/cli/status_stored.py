@@ -1,4 +1,4 @@
-"""What storage alone knows of a run: for `raystate status` where there is no Ray, or none that has it."""
+"""A run as storage alone knows it: for `raystate status` where there is no Ray, or none that has it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StoredRun:
 
 
 def stored_run(url: str) -> StoredRun | None:
-    """What lies there; None: neither a run nor a step.
+    """The run or the step that lies there; None: neither a run nor a step.
 
     Raises:
         RaystateError: storage failed, or the log can't be read.

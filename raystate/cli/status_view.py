@@ -1,4 +1,4 @@
-"""What `raystate status` shows of a run: the same once and while it watches."""
+"""A run as `raystate status` shows it: the same once and while it watches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Safety:
 
 
 def safety(report: RunReport) -> Safety:
-    """What a loss would cost now."""
+    """How much a loss would cost now."""
     run = report.status
     if report.problem:
         return Safety(word="NO ANSWER", style="bold red", why=report.problem)
@@ -63,7 +63,7 @@ def safety(report: RunReport) -> Safety:
             word="NOT SAFE", style="bold red", why=f"if a rank dies, the run repeats all {count(run.newest_step, 'step')}"
         )
     why = f"if a rank dies, the run repeats {_loss(run, best)}; if all hosts are lost, {_loss(run, run.durable_step)}"
-    # What is captured, what is on its way, and one more that has begun since.
+    # A step that is captured, one on its way, and one more that has begun since.
     behind = run.newest_step - best > 3 * max(1, run.snapshot_every) and _seconds(run, best) > TOLD_AFTER_S
     if run.snapshot_every and behind:
         return Safety(word="BEHIND", style="bold yellow", why=why)
@@ -90,7 +90,7 @@ def _loss(run: RunStatus, step: int) -> str:
 
 
 def _seconds(run: RunStatus, step: int) -> float:
-    """What it took to come from that step to the newest; inf: not known."""
+    """The time from that step to the newest; inf: not known."""
     return (run.newest_step - step) / run.steps_per_s if run.steps_per_s else math.inf
 
 

@@ -32,7 +32,7 @@ class _Seen:
 
 
 class Screen:
-    """What is shown between two answers, too.
+    """The terminal's screen, between two answers, too.
 
     Args:
         which: the storage that was named; None: none was.

@@ -1,4 +1,4 @@
-"""What this process has counted since it began, for metrics: cheap enough for a training thread, and read by other threads."""
+"""Counts of this process since it began, for metrics: cheap enough for a training thread, and read by other threads."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _REMEMBERED_COMPILATIONS = 256
 
 
 class Span:
-    """What the time of a `with` block counts as. It costs about a microsecond: no lock, no word, no message. It may be used again.
+    """The cause of a `with` block's time. It costs about a microsecond: no lock, no word, no message. It may be used again.
 
     Args:
         cause: `STEPS`: it belongs to the steps, although the span around it does not.

@@ -1,4 +1,4 @@
-"""What this process has counted, TensorStore in it too. Cheap to import: a HostActor does."""
+"""Counts of this process, TensorStore's too. Cheap to import: a HostActor does."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ CAUSES: Mapping[str, Cause] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """What became of a time.
+    """A time, shared out among its causes.
 
     Attributes:
         begin_s, end_s: seconds since 1970.

@@ -215,7 +215,7 @@ OF_HOSTS: tuple[Known[HostStatus], ...] = (
         of=lambda host: dict(host.counts).get(MEMORY_CAP),
     ),
 )
-# What the Coordinator, the HostActors, the trainers and Readers count since each began.
+# Counts of the Coordinator, the HostActors, the trainers and Readers since each began.
 _SECONDS = (*(float(f"{number}e{power}") for power in range(-3, 3) for number in (1, 2, 5)), 1000.0)
 COUNTED: tuple[Summed, ...] = (
     Summed(
@@ -291,7 +291,7 @@ def samples(run: RunStatus) -> Iterator[Sample]:
 
 
 def of_counts(counted: Iterable[tuple[str, float]], host: str = "") -> Iterator[Sample]:
-    """What a process has counted."""
+    """The samples of a process's counts."""
     for name, value in counted:
         first, *labels = name.split("/")
         if (metric := _BY_COUNT.get(first)) is not None and len(labels) == len(metric.labels):

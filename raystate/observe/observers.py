@@ -58,7 +58,7 @@ class Observers:
         return self._long_waits.going(now_s)
 
     def status(self, now_s: float) -> RunStatus:
-        """What the run is doing."""
+        """The run as it is now."""
         return status_of(self._machine, now_s, self._pace, process_counts())
 
     def with_goodput(self, status: RunStatus) -> RunStatus:

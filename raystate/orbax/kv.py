@@ -100,7 +100,7 @@ def array_path(name: str) -> str:
     return f"{name}/" if name else ""
 
 
-# What TensorStore counts for each kind of storage, and under which name we do.
+# TensorStore's counts for each kind of storage, and our names for them.
 _COUNTED = re.compile(r"tensorstore_kvstore_(?:file|gcs|s3)_(\w+) (\d+)")
 _NAMES = {
     "bytes_written": "written_bytes", "bytes_read": "read_bytes/storage", "retries": RETRIES,
@@ -109,7 +109,7 @@ _NAMES = {
 
 
 def transferred() -> dict[str, int]:
-    """What TensorStore has done with storage in this process, under the names of `machine.counts`.
+    """TensorStore's work with storage in this process, under the names of `machine.counts`.
 
     "written_bytes": each object counts when all of it is there. "read_bytes/storage", as it lies
     there. And requests and retries.

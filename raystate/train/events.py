@@ -1,4 +1,4 @@
-"""What `fit` tells its caller while the run goes on: durable steps, restarts, notices. Nothing waits for the listener."""
+"""Events that `fit` tells its caller while the run goes on: durable steps, restarts, notices. Nothing waits for the listener."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def event_of(noted: Noted) -> RunEvent | None:
 
 
 def listener(on_event: Any) -> OnEvent | None:
-    """What `fit` is given as `on_event`, as a callable. Raises ConfigError."""
+    """The `on_event` of `fit`, as a callable. Raises ConfigError."""
     if isinstance(on_event, str):
         try:
             on_event = pkgutil.resolve_name(on_event)
@@ -147,7 +147,7 @@ def _watch(told: Telling, config: StateConfig, ended: threading.Event) -> None:
 
 
 def _from_coordinator(config: StateConfig, after: tuple[int, int]) -> tuple[Noted, ...]:
-    """What it has noted since; nothing if it can't be asked now."""
+    """The events that it has noted since; nothing if it can't be asked now."""
     try:
         coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run)))
         return ray.get(coordinator.news.remote(after), timeout=QUICK_ANSWER_S) if coordinator is not None else ()

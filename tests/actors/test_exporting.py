@@ -1,4 +1,4 @@
-"""What Ray is given of a process: as it is now, and of counters what came since the last time. Ray itself is made up."""
+"""Ray is given the counts of a process: as it is now, and of counters what came since the last time. Ray itself is made up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[..., Exporter]
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Given:
-    """What Ray was given, in order."""
+    """All that Ray was given, in order."""
     found: Given = []
 
     class OfRay:

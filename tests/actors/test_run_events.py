@@ -1,4 +1,4 @@
-"""What `fit` tells a listener: each event once, and nothing that it does holds anything up."""
+"""`fit` tells a listener each event once, and nothing that the listener does holds anything up."""
 
 from __future__ import annotations
 

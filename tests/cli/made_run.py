@@ -31,7 +31,7 @@ AGES = {"asked": 22.0, "placed": 18.0, "process": 14.0, "function": 6.0, "manage
 
 
 class Lines:
-    """What its Coordinators note. Times are seconds since `BEGIN_S`."""
+    """The lines of its Coordinators. Times are seconds since `BEGIN_S`."""
 
     def __init__(self) -> None:
         self.noted: list[Noted] = []

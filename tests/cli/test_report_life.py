@@ -1,4 +1,4 @@
-"""What the page of `raystate report` shows of a run's ledger, and the page in Chromium."""
+"""The page of `raystate report` shows a run's ledger, in Chromium, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `raystate status` shows, once and while it watches: verdicts, screens, and the process that asks."""
+"""`raystate status`, once and while it watches: verdicts, screens, and the process that asks."""
 
 from __future__ import annotations
 

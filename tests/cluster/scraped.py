@@ -36,7 +36,7 @@ from tests.processes import free_port
 RUN = "scraped"
 OUTAGE = FaultRule(status=503, kinds=("upload", "upload_start"))
 REFUSED = FaultRule(status=403, kinds=("list",))
-# What this training does not have: its rule for durable saves is a number. `tests/record/test_metrics.py` has them.
+# This training does not have them: its rule for durable saves is a number. `tests/record/test_metrics.py` has them.
 ELSEWHERE = {"raystate_durable_cost_seconds"}
 
 

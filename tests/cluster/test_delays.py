@@ -54,7 +54,7 @@ def train(loop: dict[str, Any]) -> None:
                 began_s = time.perf_counter()
                 time.sleep(DELAY_S if rank == 1 and (out / SLOW).exists() else 0.02)
                 measured.append((step + 1, time.perf_counter() - began_s))
-            # What all ranks have to agree on keeps them in step, as a training's own collectives do.
+            # A value that all ranks have to agree on keeps them in step, as a training's own collectives do.
             ends = bool(multihost_utils.broadcast_one_to_all((out / ENDS).exists()))
             state, step = {"x": state["x"] + 1}, step + 1
             manager.save(step, state)
@@ -75,7 +75,7 @@ def test_a_slow_rank_a_slow_section_and_a_slow_disk(ray_cluster: Any, make_run: 
     training = Training(config, out, train_fn=train, devices=1)
     failed = lambda: training.error  # noqa: E731
 
-    # A disk that lets nobody write for a while.
+    # A disk that takes no write for a while.
     wait_for(lambda: len(of(LoggedSave)) >= 5, "five saves", failed=failed)
     usual_s = statistics.median(one.seconds for one in of(LoggedSave))
     for old in points.glob("writing.*"):
@@ -105,7 +105,7 @@ def test_a_slow_rank_a_slow_section_and_a_slow_disk(ray_cluster: Any, make_run: 
     excess_s = [measured[1][step] - measured[0][step] for step in measured[1] if step > begun.since_step]
     assert begun.by_s == pytest.approx(statistics.median(excess_s), rel=CLOSE)
 
-    # What the section took, of all the time.
+    # The section's share of all the time.
     assert not of(GroupEnded) or of(GroupEnded)[-1].how == "ended"
     last = of(Sampled)[-1]
     spent_s = statistics.fmean(sum(one.values()) for one in measured)

@@ -1,4 +1,4 @@
-"""What a real Prometheus scrapes of a run."""
+"""A real Prometheus scrapes a run."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ STEP_S = 0.2
 
 @dataclass
 class Rank:
-    """What one process has counted."""
+    """The sums of one process."""
 
     number: int
     host: str

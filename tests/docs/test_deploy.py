@@ -1,4 +1,4 @@
-"""What is shipped for Prometheus and Grafana: alerts, and a dashboard."""
+"""The alerts and the dashboard that are shipped for Prometheus and Grafana."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process counts of its requests to storage."""
+"""This process counts its requests to storage."""
 
 from __future__ import annotations
 

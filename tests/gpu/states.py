@@ -83,7 +83,7 @@ def _counted_up(old: dict[str, Any]) -> dict[str, Any]:
 
 
 class Model:
-    """What a slot of such a state holds, in numpy. `slot`: all of its pages."""
+    """The contents of such a state's slot, in numpy. `slot`: all of its pages."""
 
     def __init__(self, described: Described, tree: dict[str, Any]):
         self.slot = slot(described)

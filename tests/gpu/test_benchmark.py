@@ -1,4 +1,4 @@
-"""What benchmarks/accelerator.py measures of a GPU alone runs on the stand-in: it has to work at the first try on a lent device."""
+"""The part of benchmarks/accelerator.py that is for GPUs alone runs on the stand-in: it has to work at the first try on a lent device."""
 
 from __future__ import annotations
 

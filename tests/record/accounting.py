@@ -1,4 +1,4 @@
-"""What a run's own ledger tells of a drill: where each second went, and each fault with its cause."""
+"""A drill as the run's own ledger tells it: where each second went, and each fault with its cause."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BREAKS = (AttemptBegan, GroupEnded, Hung)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the ledger tells of a fault.
+    """A fault, as the ledger tells it.
 
     Attributes:
         cause: its line's own words; "": none is there.
@@ -109,7 +109,7 @@ def struck(fact: Mapping[str, Any]) -> Outcome:
 
 
 def told(lines: Iterable[Noted], outcome: Outcome) -> Told:
-    """What they tell of a fault, from its beginning until the run was safe again."""
+    """Their lines of a fault, from its beginning until the run was safe again."""
     lines = list(lines)
     of_storage = [one for one in lines if isinstance(one.what, StorageChanged) and one.t < outcome.struck_s - CLOCKS_S]
     # Where storage failed already, it does not fail anew.

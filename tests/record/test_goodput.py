@@ -75,7 +75,7 @@ class History:
 
 
 def check(found: Goodput) -> None:
-    """What always holds."""
+    """Properties that always hold."""
     assert set(found.seconds_by_cause) == set(CAUSES)
     assert math.isclose(sum(found.seconds_by_cause.values()), found.wall_s, rel_tol=1e-9, abs_tol=1e-6)
     assert all(seconds >= -1e-6 for seconds in found.seconds_by_cause.values()), found.seconds_by_cause
@@ -129,7 +129,7 @@ def test_a_launcher_that_asks_for_its_group_some_seconds_after_its_coordinator_b
     run.restore(10.0, -1)
     run.sample(11.0, 1, 1)
     run.end(11.0)
-    run.join(18.0, "g2", asked=3.0, placed=3.0)  # it had gone on: nobody has claimed the run since
+    run.join(18.0, "g2", asked=3.0, placed=3.0)  # it had gone on: no Coordinator has claimed the run since
     run.restore(18.0, 1)
     run.sample(19.0, 2, 1)
     run.leave(19.0)
@@ -180,7 +180,7 @@ def test_a_coordinator_that_began_while_the_group_trained_says_nothing_of_the_fi
 
 
 def test_a_driver_that_dies_before_the_first_durable_step_and_a_cluster_that_is_down() -> None:
-    """It was 100.0 % of 7.0 s: what was before the first durable step, and between two attempts, nobody had counted."""
+    """It was 100.0 % of 7.0 s: what was before the first durable step, and between two attempts, had not been counted."""
     run = History()
     run.attempt(0.0)
     run.join(3.0, "g1", process=3.0)

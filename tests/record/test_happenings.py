@@ -1,4 +1,4 @@
-"""What the ledger is told, as the Coordinator's machine takes events: each thing once, and all that goodput needs."""
+"""The ledger is told of the events that the Coordinator's machine takes: each thing once, and all that goodput needs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def hang_trainer(world: World) -> None:
 
 
 def stand_still(world: World) -> None:
-    """It makes no step any more, and nobody but the Coordinator finds out. Every other one is in a section that may take longer."""
+    """It makes no step any more, and the Coordinator alone finds out. Every other one is in a section that may take longer."""
     trainer = _some_trainer(world)
     if trainer is not None and not world.healed:
         if trainer.rank % 2 and trainer.stage == "train":

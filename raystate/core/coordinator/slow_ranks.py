@@ -7,7 +7,7 @@ A rank is compared with the median of the others by what its words say of itself
 - when it comes to save(): the steps that are snapshotted are the same on all ranks, and the hosts' clocks are brought together. That
   tells of what no section names. It counts only where neither a section nor a save explains it.
 
-What can't be seen: a device that is slow within a collective. All ranks come out of that together, the slow one, too. Nor can a section
+A device that is slow within a collective can't be seen. All ranks come out of that together, the slow one, too. Nor can a section
 in which a rank waits for others be told from one in which it works; with three ranks or more, those that wait are the many, and no rank
 is slower than the many.
 """
@@ -63,7 +63,7 @@ class SlowRank:
 
 
 class Key(NamedTuple):
-    """What is judged: a rank, in a section."""
+    """A rank in a section: that is judged."""
 
     rank: int
     section: str
@@ -104,7 +104,7 @@ def excess(values: Mapping[int, float], ranks: int) -> dict[int, float]:
 
 
 class Streaks:
-    """Who is slow, by window after window."""
+    """Slow ranks, by window after window."""
 
     def __init__(self) -> None:
         self.rising: dict[Key, Streak] = {}  # slow so far, and not for long enough
@@ -167,7 +167,7 @@ class OwnTimes:
         return min(word.newest_step for word in self._began.values())
 
     def step_s(self, group: Group) -> float:
-        """What a step has taken."""
+        """The time of a step."""
         return statistics.median(
             (word.lived_s - self._began[rank].lived_s) / (word.steps - self._began[rank].steps) for rank, word in group.seen.items()
         )

@@ -1,4 +1,4 @@
-"""What a durable save costs the steps, from the times of the calls of save(): those beside it are compared with those between saves.
+"""The cost of a durable save to the steps, from the times of the calls of save(): those beside it are compared with those between saves.
 
 It costs the time in which its save() blocks, and that by which storing it slows the steps. Snapshots are as frequent beside a save as
 between two, so theirs is not counted twice. The comparison is of minutes, over which it doesn't matter that a loop runs ahead.

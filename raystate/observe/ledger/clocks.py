@@ -11,7 +11,7 @@ from raystate.waits import CLOCKS_APART_S
 def brought_together(lines: Iterable[Noted]) -> list[Noted]:
     """The lines with the times that the first attempt's clock would have had; in no attempt do they go back.
 
-    What tells is a worker group that goes on under another Coordinator: how long it has lived its trainers measure themselves. Where none
+    A worker group that goes on under another Coordinator tells: its trainers measure themselves how long it has lived. Where none
     did, an attempt's own clock is believed.
 
     Args:

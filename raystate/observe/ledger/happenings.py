@@ -1,4 +1,4 @@
-"""What a run's ledger tells of its groups, hosts and ends: seen from what the Coordinator's machine takes and knows."""
+"""Lines of a run's ledger about its groups, hosts and ends: made from all that the Coordinator's machine takes and knows."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class Ledger:
         self._note(recovery)
 
     def _kind(self, past: _Past | None) -> str:
-        """What ended a group, in one word of a few: its metric has a row for each."""
+        """The cause of a group's end, in one word of a few: its metric has a row for each."""
         if past is None:
             return "unknown"
         ends, is_all = past.ends.in_order, not past.has_joined

@@ -266,7 +266,7 @@ def _brief(value: Any) -> Any:
 
 
 def noted_in(line: bytes) -> Noted:
-    """What a line says. Raises NewerError, or ValueError: it is not what was written."""
+    """A line, read. Raises NewerError, or ValueError: it is not what was written."""
     raw = load(line)
     try:
         name, attempt, n, t = raw["kind"], raw["attempt"], raw["n"], raw["t"]
@@ -348,7 +348,7 @@ def batch_of(attempt: int, lines: list[bytes], replaces: str = "") -> bytes:
 
 
 class Batch(NamedTuple):
-    """What an object holds. `replaces`: see `batch_of`. `is_whole`: its end is there."""
+    """An object's lines. `replaces`: see `batch_of`. `is_whole`: its end is there."""
 
     lines: list[bytes]
     replaces: str

@@ -32,7 +32,7 @@ _LOOKS = 5  # a living run merges its batches while they are read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerContent:
-    """What was found of a run's ledger.
+    """A run's ledger, as it was found.
 
     Attributes:
         lines: each once, in the order of attempts and of their numbers there.

@@ -1,4 +1,4 @@
-"""What a run's ledger tells of slow ranks: when each begins to be one, and when it ends."""
+"""Lines of a run's ledger about slow ranks: when each begins to be one, and when it ends."""
 
 from __future__ import annotations
 

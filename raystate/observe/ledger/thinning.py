@@ -1,4 +1,4 @@
-"""What gives way in a ledger that grows too large: detail first, then old saves, then whatever else is old."""
+"""Lines that give way in a ledger that grows too large: detail first, then old saves, then whatever else is old."""
 
 from __future__ import annotations
 

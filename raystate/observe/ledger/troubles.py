@@ -1,4 +1,4 @@
-"""What a run's ledger tells of troubles that no rank and no host has: storage fails, or the Coordinator itself stood still."""
+"""Lines of a run's ledger about troubles that no rank and no host has: storage fails, or the Coordinator itself stood still."""
 
 from __future__ import annotations
 

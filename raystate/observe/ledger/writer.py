@@ -64,7 +64,7 @@ class LedgerWriter:
         self.earlier_restarts: int | None = None
 
     def begin(self, attempt: int) -> None:
-        """What is noted from now on belongs to this attempt."""
+        """Lines that are noted from now on belong to this attempt."""
         self._attempt = attempt
         self.earlier_restarts = 0 if attempt <= 1 else None
 

@@ -201,7 +201,7 @@ class CoordinatorLoop:
         return found
 
     def told(self) -> Future[tuple[RunStatus, tuple[Going, ...]]]:
-        """What the run is doing, without its goodput; and the saves and restores under way."""
+        """The run as it is now, without its goodput; and the saves and restores under way."""
         return self.look(lambda _, now_s: (self.observers.status(now_s), self.observers.going(now_s)))
 
     def status_to_export(self) -> RunStatus:

@@ -1,4 +1,4 @@
-"""What a HostActor has counted, in its reports."""
+"""A HostActor's counts, in its reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Counting:
         self._next_s = float("-inf")
 
     def news(self, *, at_once: bool = False) -> tuple[tuple[str, float], ...]:
-        """What was counted since this process began; nothing, where it isn't time yet."""
+        """The counts since this process began; nothing, where it isn't time yet."""
         now_s = self._clock()
         if now_s < self._next_s and not at_once:
             return ()
