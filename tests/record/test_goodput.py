@@ -61,6 +61,11 @@ class History:
         sample = Sampled(group=self._group, step=step, steps=self._steps, lived=t - self._joined_s, spent=dict(self._spent))
         self.note(t, sample)
 
+    def step_each_second(self, t: float, first: int, last: int) -> None:
+        """Steps of a second each, the first of which begins at `t`, with a sample of each."""
+        for number, step in enumerate(range(first, last + 1), 1):
+            self.sample(t + number, step, 1)
+
     def end(self, t: float, how: str = "died") -> None:
         self.note(t, GroupEnded(group=self._group, how=how, cause="the process of rank 1 died"))
 
@@ -142,8 +147,7 @@ def test_a_run_begins_as_its_launcher_is_called_whatever_age_a_process_of_its_ra
     run.attempt(7.0)
     run.join(10.0, "g1", called=10.0, asked=5.0, placed=4.0, process=60.0)
     run.restore(10.0, -1)
-    for number in range(1, 11):
-        run.sample(10.0 + number, number, 1)
+    run.step_each_second(10.0, 1, 10)
     run.leave(20.0)
     assert run.goodput.begin_s == 0.0
     assert told(run.goodput) == {"start": 9.0, "hosts": 1.0, "steps": 10.0}
@@ -185,14 +189,12 @@ def test_a_driver_that_dies_before_the_first_durable_step_and_a_cluster_that_is_
     run.attempt(0.0)
     run.join(3.0, "g1", process=3.0)
     run.restore(3.0, -1)
-    for number in range(1, 9):
-        run.sample(3.0 + number, number, 1)
+    run.step_each_second(3.0, 1, 8)
     run.end(11.0)
     run.attempt(31.0)  # 20 s of nothing
     run.join(33.0, "g2", process=2.0)
     run.restore(33.0, 0)
-    for number in range(1, 8):
-        run.sample(33.0 + number, number, 1)
+    run.step_each_second(33.0, 1, 7)
     run.leave(40.0)
     found = run.goodput
     assert told(found) == {"start": 5.0, "stopped": 20.0, "steps": 8.0, "repeated": 7.0}
@@ -204,13 +206,11 @@ def test_a_cluster_that_vanishes_without_a_word_leaves_no_more_unknown_than_its_
     run.attempt(0.0)
     run.join(0.0, "g1")
     run.restore(0.0, -1)
-    for number in range(1, 101):
-        run.sample(float(number), number, 1)
+    run.step_each_second(0.0, 1, 100)
     run.attempt(200.0)
     run.join(205.0, "g2", process=5.0)
     run.restore(205.0, 90)
-    for number in range(1, 21):
-        run.sample(205.0 + number, 90 + number, 1)
+    run.step_each_second(205.0, 91, 110)
     run.leave(225.0)
     found = run.goodput
     assert sampled_every_s(100.0) == 5.0
@@ -222,8 +222,7 @@ def test_steps_that_nobody_has_told_of_and_a_restore_proves_are_steps() -> None:
     run.attempt(0.0)
     run.join(0.0, "g1")
     run.restore(0.0, -1)
-    for number in range(1, 101):
-        run.sample(float(number), number, 1)
+    run.step_each_second(0.0, 1, 100)
     run.attempt(200.0)
     run.join(200.0, "g2")
     run.restore(200.0, 103)
