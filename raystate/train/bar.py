@@ -6,18 +6,15 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-import ray
-from ray.exceptions import GetTimeoutError, RayError
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from raystate.actors.naming import coordinator_name, find_actor
 from raystate.config.state_config import StateConfig
 from raystate.observe.byte_bars import byte_columns, can_show, passes_bars
 from raystate.observe.progress import Going
 from raystate.observe.status import RunReport
-from raystate.storage import run_hash
-from raystate.waits import ENDS_S, LOOK_EVERY_S, QUICK_ANSWER_S, SHOWN_AFTER_S
+from raystate.train.onlookers import answer_of, looking_on
+from raystate.waits import LOOK_EVERY_S, SHOWN_AFTER_S
 
 
 class RunBar:
@@ -59,16 +56,9 @@ def run_bar(config: StateConfig) -> Iterator[None]:
     if not can_show(console):
         yield
         return
-    ended = threading.Event()
-    thread = threading.Thread(
-        target=_watch, args=(RunBar(console), lambda: _going(config), ended), name="raystate-bar", daemon=True
-    )
-    thread.start()
-    try:
+    bar = RunBar(console)
+    with looking_on("raystate-bar", lambda ended: _watch(bar, lambda: _going(config), ended)):
         yield
-    finally:
-        ended.set()
-        thread.join(timeout=ENDS_S)
 
 
 def _watch(bar: RunBar, look: Callable[[], Sequence[Going]], ended: threading.Event) -> None:
@@ -81,9 +71,5 @@ def _watch(bar: RunBar, look: Callable[[], Sequence[Going]], ended: threading.Ev
 
 def _going(config: StateConfig) -> Sequence[Going]:
     """What the Coordinator knows; nothing if it can't be asked now."""
-    try:
-        coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run)))
-        report: RunReport = ray.get(coordinator.status.remote(), timeout=QUICK_ANSWER_S) if coordinator is not None else RunReport()
-        return report.going
-    except (RayError, GetTimeoutError, TimeoutError):
-        return ()
+    report: RunReport | None = answer_of(config, lambda coordinator: coordinator.status.remote())
+    return () if report is None else report.going

@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import ray
-from ray.exceptions import RayError
-
-from raystate.actors.naming import coordinator_name, find_actor
 from raystate.config.state_config import StateConfig
 from raystate.core.formats.errors import ConfigError, RaystateError
 from raystate.observe.ledger.lines import LoggedRecovery, LoggedSave, Noted, Noticed
 from raystate.observe.ledger.reader import read_ledger
-from raystate.storage import open_storage, run_hash
-from raystate.waits import ENDS_S, LOOK_EVERY_S, QUICK_ANSWER_S
+from raystate.storage import open_storage
+from raystate.train.onlookers import answer_of, looking_on
+from raystate.waits import ENDS_S, LOOK_EVERY_S
 
 logger = logging.getLogger(__name__)
 
@@ -124,16 +121,10 @@ def telling(on_event: OnEvent | None, config: StateConfig) -> Iterator[None]:
     if on_event is None:
         yield
         return
-    told, ended = Telling(on_event, time.time()), threading.Event()
-    thread = threading.Thread(target=_watch, args=(told, config, ended), name="raystate-events", daemon=True)
-    thread.start()
-    try:
+    told = Telling(on_event, time.time())
+    late = f"on_event has not returned within {ENDS_S:g} s: it is not waited for"
+    with looking_on("raystate-events", lambda ended: _watch(told, config, ended), late=late):
         yield
-    finally:
-        ended.set()
-        thread.join(timeout=ENDS_S)
-        if thread.is_alive():
-            logger.warning("on_event has not returned within %g s: it is not waited for", ENDS_S)
 
 
 def _watch(told: Telling, config: StateConfig, ended: threading.Event) -> None:
@@ -148,8 +139,4 @@ def _watch(told: Telling, config: StateConfig, ended: threading.Event) -> None:
 
 def _from_coordinator(config: StateConfig, after: tuple[int, int]) -> tuple[Noted, ...]:
     """The events that it has noted since; nothing if it can't be asked now."""
-    try:
-        coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run)))
-        return ray.get(coordinator.news.remote(after), timeout=QUICK_ANSWER_S) if coordinator is not None else ()
-    except (RayError, TimeoutError):
-        return ()
+    return answer_of(config, lambda coordinator: coordinator.news.remote(after)) or ()
